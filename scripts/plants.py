@@ -774,8 +774,8 @@ PLANTS = (
     Plant(
         "an interruption takes a job from another worker",
         f"{STORE}/jobs/failures.py",
-        "held_jobs = [job for job in transaction.lock_rows(rows) if _is_sender(chunk[job.jid], job)]",
-        "held_jobs = list(transaction.lock_rows(rows))",
+        "held_jobs = [job for job in rows.select_for_update() if _is_sender(chunk[job.jid], job)]",
+        "held_jobs = list(rows.select_for_update())",
         ("tests/store/jobs/test_interruptions.py", "-k", "only_the_worker"),
     ),
     Plant(
@@ -817,7 +817,7 @@ PLANTS = (
     Plant(
         "a late word of an attempt overwrites its last one",
         f"{STORE}/jobs/tracking.py",
-        "if not (job.exists() if attempt is None else _is_running(connection, job.filter(attempt=attempt))):",
+        "if not (job.exists() if attempt is None else _is_running(job.filter(attempt=attempt))):",
         "if not job.exists():",
         ("tests/worker/test_limits.py", "-k", "a_delayed_write_of_earlier_progress_does_not_replace_the_last"),
     ),

@@ -1,6 +1,7 @@
 """Define `Broker`, the port to the job store: one method for each verb of the protocol, all of them set-based.
 
-The FWP server, the worker and the producers use a Broker and nothing below it; a worker needs a `WorkerBroker` only.
+The FWP server, the worker and the producers use a Broker, and below it only `store.notifier`; a worker needs a
+`WorkerBroker` only.
 There are two implementations: this Django database (`orm`) and a remote Faktory server (`remote`); this module depends
 on neither. A single job is a set of one. Answers have the order of the arguments.
 """
@@ -142,7 +143,7 @@ class WorkerBroker(ABC):
     def hello(self, worker: WorkerIdentity) -> None:
         """Register a worker process, or refresh its registration; its state is not reset."""
 
-    # A set, because one statement serves all BEATs that wait: so many clients delay no other worker's (ADR 0032).
+    # A set: one statement serves all waiting BEATs, so that a large number of clients delays none of them (ADR 0032).
     @abstractmethod
     def beat(self, beats: Sequence[Beat]) -> list[FaktoryError | str]:
         """Record heartbeats. Answers: "", the state to enter ("quiet", "terminate"), or UnknownWorker."""
@@ -291,11 +292,11 @@ class ManagementBroker(ABC):
 
     @abstractmethod
     def pause(self, queues: Sequence[str] | None) -> None:
-        """Stop handing out jobs of these queues, or of all existing ones; an unknown name becomes a queue (W24)."""
+        """Stop delivering jobs of these queues, or of all existing ones; an unknown name becomes a queue (W24)."""
 
     @abstractmethod
     def resume(self, queues: Sequence[str] | None) -> None:
-        """Hand out jobs of these queues, or of all, again (W24)."""
+        """Deliver jobs of these queues, or of all, again (W24)."""
 
     @abstractmethod
     def remove(self, queues: Sequence[str] | None, *, should_continue: Callable[[], bool] = lambda: True) -> None:
@@ -387,7 +388,7 @@ class Broker(WorkerBroker, BatchBroker, ManagementBroker):
         return msgspec.structs.replace(job, wid=wid)
 
     def confirm(self, deliveries: Sequence[Delivery]) -> set[str]:  # noqa: ARG002  (there is none)
-        """Start the reservations of delivered prefetched jobs, at the time of their delivery; ended jobs are skipped.
+        """Start the reservations of delivered jobs (`Lease.DELIVERY`) at the time of their delivery; skip ended jobs.
 
         Waits for no other transaction: returns the jids of locked rows; confirm these again.
         """

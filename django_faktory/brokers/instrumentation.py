@@ -19,7 +19,7 @@ class MetricsHook:
         self._recorder, self._alias = recorder, alias
 
     def started(self, fetched: Iterable[Iterable[Reservation]], *, from_buffer: bool = False) -> None:
-        """Record that the fetched jobs were handed out; prefetched ones start when they leave the buffer."""
+        """Record that the fetched jobs were delivered; prefetched ones start when they leave the buffer."""
         if not self._recorder:
             return
         timings = [

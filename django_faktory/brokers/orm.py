@@ -79,7 +79,7 @@ MOST_KNOWN_QUEUES = 10_000
 class OrmBroker(Broker):
     """Broker that stores jobs as rows of the database `alias`.
 
-    `push` joins the caller's transaction; every other verb runs in its own.
+    Each verb runs in a transaction of its own, or joins that of its caller.
     """
 
     transactional = True
@@ -121,24 +121,19 @@ class OrmBroker(Broker):
 
     @property
     def has_single_writer(self) -> bool:
-        """Return whether this database's dialect admits one writer at a time."""
         return dialect_of(connections[self.alias]).has_single_writer
 
     @property
     def supports_lock_handoff(self) -> bool:
-        """Return whether this database's dialect passes locks on within an exchange."""
         return dialect_of(connections[self.alias]).supports_lock_handoff
 
     def limited_lock_wait(self, seconds: float) -> AbstractContextManager[None]:
-        """Limit how long this thread's transactions wait for locks of other transactions."""
         return limited_lock_wait(seconds)
 
     def atomic(self) -> AbstractContextManager[Transaction]:
-        """Open a transaction on `alias`."""
         return atomic(self.alias)
 
     def ack_last(self, ack: Ack, job: Reservation) -> bool:
-        """Acknowledge the job, with the commit in the same message if the dialect supports it."""
         try:
             if ack.log:
                 self._keep_last_log(ack)
@@ -190,7 +185,6 @@ class OrmBroker(Broker):
         return stored, refused
 
     def extend_locks(self, tokens: Collection[int]) -> set[int]:
-        """Extend locks by their lease; return the tokens of lost ones."""
         return locks.extend_held(tokens, using=self.alias)
 
     def exchange(
@@ -213,7 +207,6 @@ class OrmBroker(Broker):
     def ack_and_fetch(
         self, acks: Sequence[Ack], request: FetchRequest
     ) -> tuple[Sequence[FaktoryError | bool], list[Reservation]]:
-        """End jobs and reserve others in one exchange, which passes the locks of the ended jobs on."""
         reply = self.exchange([], acks, [request])
         return reply.acked, reply.fetched[0]
 
@@ -293,7 +286,6 @@ class OrmBroker(Broker):
             self._known_queues.update(dict.fromkeys(unknown, now + REMEMBER_QUEUE_S))
 
     def fetch(self, requests: Sequence[FetchRequest]) -> list[list[Reservation]]:
-        """Reserve jobs, after unanswered claims of this process have been released."""
         self._release_unanswered_claims()
         self.locket.raise_if_invalid()
         fetched = claims.fetch_filtered(
@@ -326,11 +318,9 @@ class OrmBroker(Broker):
             self._announce(self.alias, {ANY_QUEUE})
 
     def ack(self, acks: Sequence[Ack]) -> list[FaktoryError | bool]:
-        """End jobs successfully, in one transaction."""
         return acknowledgements.ack(acks, using=self.alias, now=self.clock(), on_finished=self._metrics.ended)
 
     def fail(self, failures_: Sequence[Failure]) -> list[FaktoryError | bool]:
-        """Record failures: retry the jobs, or move them to dead for `dead_for_s`."""
         return failures.fail(
             failures_,
             using=self.alias,
@@ -341,20 +331,16 @@ class OrmBroker(Broker):
 
     @property
     def supports_prefetch(self) -> bool:
-        """Return whether the dialect supports prefetching and no subclass overrides a verb."""
         return prefetch.supports(connections[self.alias]) and not self._overrides_protocol_methods()
 
     def assign_prefetched(self, job: Reservation, wid: str) -> Reservation:
-        """Deliver a prefetched job, and record its start in the metrics."""
         self._metrics.started([[job]], from_buffer=True)
         return super().assign_prefetched(job, wid)
 
     def confirm(self, deliveries: Sequence[Delivery]) -> set[str]:
-        """Confirm deliveries; skips rows that are locked and returns their jids."""
         return prefetch.confirm(deliveries, using=self.alias, now=self.clock())
 
     def release(self, reservations: Sequence[Reservation]) -> int:
-        """Return jobs to their queues, and notify workers of them."""
         released = releases.release(reservations, using=self.alias)
         # An idle worker would otherwise find these jobs only with its next poll.
         if released:
@@ -376,21 +362,17 @@ class OrmBroker(Broker):
         return answers
 
     def cancel(self, jids: Sequence[str]) -> int:
-        """Delete waiting jobs, and mark running ones as cancelled."""
         return cancellations.cancel(jids, using=self.alias)
 
     def cancelled(self, jids: Sequence[str]) -> list[str]:
-        """Return the jids of these running jobs that are marked as cancelled."""
         return cancellations.find_cancelled(jids, using=self.alias)
 
     def hello(self, worker: WorkerIdentity) -> None:
-        """Register one worker process; raises the error that `register` returns."""
         [refusal] = self.register([worker])
         if refusal is not None:
             raise refusal
 
     def register(self, identities: Sequence[WorkerIdentity]) -> list[FaktoryError | None]:
-        """Register worker processes in one transaction."""
         return workers.register(identities, using=self.alias)
 
     def beat(self, beats: Sequence[Beat]) -> list[FaktoryError | str]:
@@ -402,13 +384,11 @@ class OrmBroker(Broker):
         return workers.beat(beats, using=self.alias, at_least_s=2 * self.worker_timeout_s, now=self.clock())
 
     def bye(self, wids: Sequence[str]) -> None:
-        """Unregister worker processes and release the jobs that they still hold."""
         # Only if it released jobs: workers of all queues are woken, because their queues are not known here.
         if workers.unregister(wids, using=self.alias):
             self._announce(self.alias, {ANY_QUEUE})
 
     def lost(self, wids: Sequence[str], *, reason: str = "") -> int:
-        """Reclaim the jobs of lost worker processes, and notify workers of them."""
         lost = failures.reclaim_lost(wids, using=self.alias, dead_for_s=self.dead_for_s, reason=reason)
         if lost:
             self._announce(self.alias, {ANY_QUEUE})
@@ -427,43 +407,35 @@ class OrmBroker(Broker):
                 self._announce(self.alias, {ANY_QUEUE})
 
     def pause(self, queues_: Sequence[str] | None) -> None:
-        """Pause these queues, or all."""
         queues.pause(queues_, using=self.alias)
 
     def resume(self, queues_: Sequence[str] | None) -> None:
-        """Resume these queues, or all, and notify their workers."""
         resumed = queues.resume(queues_, using=self.alias)
         if resumed:
             self._announce(self.alias, resumed)
 
     def remove(self, queues_: Sequence[str] | None, *, should_continue: Callable[[], bool] = lambda: True) -> None:
-        """Delete these queues, or all, with their enqueued jobs, step by step."""
         for _ in bulk.execute_steps(bulk.remove_queues(queues_, using=self.alias), should_continue):
             # Queues that were deleted must be listed again by the next push.
             self._known_queues.clear()
 
     def latency(self, queues_: Sequence[str]) -> dict[str, float]:
-        """Return the queues' latencies in seconds; servers share them between polling clients."""
         # Clients that poll share one result, so that their number does not multiply the counting
         # (`store.shared_reads`).
         read = queues.shared_latency if self._shares_numbers else queues.latency
         return read(queues_, using=self.alias)
 
     def flush(self, *, should_continue: Callable[[], bool] = lambda: True) -> None:
-        """Delete all jobs and queues step by step."""
         for _ in bulk.execute_steps(bulk.flush(using=self.alias), should_continue):
             self._known_queues.clear()
 
     def keep_logs(self, acks: Sequence[Ack]) -> None:
-        """Append the log lines of these runs to the histories of their jobs."""
         run_logs.keep_logs(acks, using=self.alias)
 
     def track_set(self, updates: Sequence[TrackUpdate]) -> None:
-        """Store the progress of jobs, and extend their reservations."""
         tracking.track_set(updates, using=self.alias)
 
     def track_get(self, jids: Sequence[str]) -> list[Tracked]:
-        """Return the state and progress of jobs."""
         return tracking.track_get(jids, using=self.alias)
 
     def new_batch(self, batch: NewBatch, *, caller_wid: str = "") -> str:
@@ -477,26 +449,21 @@ class OrmBroker(Broker):
         return batches.reopen(bid, using=self.alias, caller_wid=caller_wid, commit_within_s=within_s, now=self.clock())
 
     def check_batch(self, bid: str, *, caller_wid: str = "") -> None:
-        """Raise UnknownBatch or BatchClosed if the batch cannot be added to."""
         batches.check_open(bid, using=self.alias, caller_wid=caller_wid, now=self.clock())
 
     def withdraw_batches(self, bids: Collection[str]) -> None:
-        """Delete empty batches after their creation returned an error, and notify workers of callbacks."""
         if batches.withdraw(bids, using=self.alias):
             self._announce(self.alias, {ANY_QUEUE})  # a parent's callback may be due
 
     def commit_batch(self, bid: str) -> None:
-        """Commit a batch and notify workers after the transaction: a callback may be due at once."""
         batches.commit(bid, using=self.alias, now=self.clock())
         # In a transaction of the caller, the job of the callback is visible only after its commit.
         transaction.on_commit(partial(self._announce, self.alias, {ANY_QUEUE}), using=self.alias)
 
     def batch_status(self, bid: str) -> BatchStatus:
-        """Return the counts and callback states of a batch."""
         return batches.status(bid, using=self.alias)
 
     def info(self) -> dict[str, Any]:
-        """Return the numbers of INFO; servers share them between polling clients."""
         timeout_s = self.worker_timeout_s
         # INFO is exact (W22): a result that was read before the command serves only if reading is slow (ADR 0031).
         if self._shares_numbers:
@@ -504,7 +471,6 @@ class OrmBroker(Broker):
         return counts.snapshot(using=self.alias, worker_timeout_s=timeout_s)
 
     def close(self) -> None:
-        """Close this thread's database connection."""
         connections[self.alias].close()
 
 

@@ -179,7 +179,6 @@ class RemoteBroker(Broker):
         self._request([])
 
     def beat(self, beats: Sequence[Beat]) -> list[FaktoryError | str]:
-        """Send heartbeats; return the states that the server requests."""
         replies = self._request([BeatWorker(beat).line() for beat in beats])
         return [parse_state(reply, beat.wid) for reply, beat in zip(replies, beats, strict=True)]
 
@@ -212,7 +211,6 @@ class RemoteBroker(Broker):
         self._execute_on_queues(PauseQueues, queues)
 
     def resume(self, queues: Sequence[str] | None) -> None:
-        """Resume these queues, or all."""
         self._execute_on_queues(ResumeQueues, queues)
 
     def remove(self, queues: Sequence[str] | None, *, should_continue: Callable[[], bool] = lambda: True) -> None:  # noqa: ARG002
@@ -220,7 +218,6 @@ class RemoteBroker(Broker):
         self._execute_on_queues(RemoveQueues, queues, reply_timeout_s=LONG_REPLY_TIMEOUT_S)
 
     def latency(self, queues: Sequence[str]) -> dict[str, float]:
-        """Return the queues' latencies in seconds, as the server reports them."""
         [reply] = self._request([QueueLatency(tuple(queues)).line()])
         return {queue: float(seconds) for queue, seconds in parse_object_reply(reply).items()}
 
@@ -259,15 +256,12 @@ class RemoteBroker(Broker):
             raise BatchClosed(bid, "a callback of it was enqueued already, nothing can be added any more")
 
     def open_batch(self, bid: str, *, caller_wid: str = "") -> str:  # noqa: ARG002
-        """Reopen a batch; return its bid."""
         return self._request_bid(BatchOpen(bid).line(), bid)
 
     def commit_batch(self, bid: str) -> None:
-        """Commit a batch by BATCH COMMIT."""
         self._request_bid(BatchCommit(bid).line(), bid)
 
     def batch_status(self, bid: str) -> BatchStatus:
-        """Return the status of a batch by BATCH STATUS."""
         [reply] = self._request([BatchAsk(bid).line()])
         if refusal := parse_refusal(reply):
             raise translate_batch_refusal(refusal, bid)
@@ -293,7 +287,6 @@ class RemoteBroker(Broker):
         return numbers
 
     def close(self) -> None:
-        """Close this thread's connection; the next command opens a new one."""
         if connection := getattr(self._local, "connection", None):
             connection.close()
             self._local.connection = None

@@ -13,7 +13,7 @@ from django.db.backends.base.base import BaseDatabaseWrapper
 from django.db.models.functions import Now
 
 from ..models import AlarmRecord, WorkerProcess
-from .dialects import dialect_of
+from .dialects import clock_of
 from .transactions import run
 
 LOST_WORKER = "lost-worker"
@@ -76,16 +76,13 @@ def claim_message(
 
     def verb(connection: BaseDatabaseWrapper) -> Message | None:
         rows = AlarmRecord.objects.using(using)
-        with connection.cursor() as cursor:
-            now = dialect_of(connection).now(cursor)
+        now = clock_of(connection)
         # In the order of the unique key, so that two nodes wait for each other instead of deadlocking.
         expected = sorted([(LATEST_MESSAGE, ""), *texts])
         rows.bulk_create(
             [AlarmRecord(kind=kind, subject=subject, began_at=now) for kind, subject in expected], ignore_conflicts=True
         )
-        locked = rows.order_by("kind", "subject")
-        if connection.features.has_select_for_update:
-            locked = locked.select_for_update()
+        locked = rows.order_by("kind", "subject").select_for_update()
         record_by_key = {(record.kind, record.subject): record for record in locked}
         latest = record_by_key.pop((LATEST_MESSAGE, ""))
         ended = [record for key, record in record_by_key.items() if key not in texts and record.kind != LOST_WORKER]

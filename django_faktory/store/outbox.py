@@ -15,7 +15,7 @@ from django.db.backends.base.base import BaseDatabaseWrapper
 
 from ..core.payloads import JobPayload
 from ..models import OutboxEntry
-from .dialects import dialect_of
+from .dialects import clock_of
 from .transactions import run
 
 CHUNK = 500
@@ -42,11 +42,9 @@ def lease(*, using: str, now: datetime | None = None, limit: int = CHUNK) -> lis
     """Lease the oldest rows for `LEASE_S`; an empty list while another process has leased them."""
 
     def verb(connection: BaseDatabaseWrapper) -> list[LeasedEntry]:
-        with connection.cursor() as cursor:
-            clock = now or dialect_of(connection).now(cursor)
-        waiting = OutboxEntry.objects.using(using).filter(error="").order_by("id")
-        if connection.features.has_select_for_update:
-            waiting = waiting.select_for_update()  # without SKIP LOCKED: skipping rows would break the order
+        clock = clock_of(connection, now)
+        # Without SKIP LOCKED: skipping rows would break the order.
+        waiting = OutboxEntry.objects.using(using).filter(error="").order_by("id").select_for_update()
         free: list[OutboxEntry] = []
         for entry in waiting[:limit]:
             # A leased row blocks all later ones: they must not overtake it.

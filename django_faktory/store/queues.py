@@ -10,7 +10,6 @@ from datetime import timedelta
 from functools import partial
 from typing import Any, NamedTuple
 
-from django.db import connections
 from django.db.backends.base.base import BaseDatabaseWrapper
 from django.db.models import Exists, OuterRef
 from django.db.models.functions import Now
@@ -19,6 +18,7 @@ from ..core.json import jsontext
 from ..core.lifecycle import State
 from ..core.limits import Scope
 from ..models import Job, Limit, Queue
+from .chunks import chunks
 from .dialects import dialect_of
 from .dialects.base import JOB
 from .shared_reads import shared
@@ -120,8 +120,7 @@ def forget_unused(*, using: str, after: str = "", unused_s: float = UNUSED_S) ->
     def verb(_: BaseDatabaseWrapper) -> int:
         # Check again with the rows locked: a queue that was used, paused or limited in between stays. A row that
         # another transaction has locked is in use and skipped.
-        skips = connections[using].features.has_select_for_update_skip_locked
-        unchanged = unused.filter(name__in=candidates).order_by("name").select_for_update(skip_locked=skips)
+        unchanged = unused.filter(name__in=candidates).order_by("name").select_for_update(skip_locked=True)
         return rows.filter(name__in=list(unchanged.values_list("name", flat=True))).delete()[0]
 
     count = run(using, verb) if candidates else 0
@@ -246,9 +245,8 @@ def _sizes(names: Sequence[str], state: State, using: str, max_count: int) -> tu
     """Build a SELECT with a term per queue. Django compiles one term, since they differ only by name."""
     any_name = "\n"  # placeholder: no queue and no state has this name
     jobs = Job.objects.using(using).in_state(state).filter(queue=any_name)
-    limited_rows = jobs.order_by("sort_priority", "enqueued_at", "pk").values("pk")[
-        :max_count
-    ]  # index order, so the scan stops at `max_count`
+    # In index order, so that the scan stops at `max_count`.
+    limited_rows = jobs.order_by("sort_priority", "enqueued_at", "pk").values("pk")[:max_count]
     sql, params = limited_rows.query.get_compiler(using).as_sql()
     parts = [f"SELECT %s, COUNT(*), 0 FROM ({sql}) AS some_{place}" for place in range(len(names))]
     values = [name if value == any_name else value for name in names for value in (name, *params)]
@@ -256,6 +254,5 @@ def _sizes(names: Sequence[str], state: State, using: str, max_count: int) -> tu
 
 
 def _in_chunks(names: Sequence[str], change: Callable[[Sequence[str]], object], using: str) -> None:
-    for start in range(0, len(names), CHUNK):
-        chunk = names[start : start + CHUNK]
+    for chunk in chunks(names, CHUNK):
         run(using, lambda _, chunk=chunk: change(chunk))  # type: ignore[misc]  # a default is no parameter to mypy

@@ -1,8 +1,8 @@
 """Run a function of the store in a transaction: `run` retries collisions and translates database errors.
 
-Retried: deadlocks, serialization failures, lock timeouts, a busy SQLite, and statements that
-name a prepared statement lost behind a pooler; from then on none is prepared. Translated: a database that cannot be
-reached or is read-only raises BrokerUnavailable (W30).
+Retried: deadlocks, serialization failures, lock timeouts, a busy SQLite, and statements that name a prepared statement
+lost behind a pooler; from then on none is prepared. Translated: a database that cannot be reached or is read-only
+raises BrokerUnavailable (W30).
 """
 
 from __future__ import annotations

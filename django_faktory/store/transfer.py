@@ -21,10 +21,9 @@ from ..core.lifecycle import DEAD_FOR_S, Event, State, sources
 from ..errors import InvalidPayload
 from ..models import Job, JobQuerySet
 from .deletion import delete_locked
-from .dialects import dialect_of
+from .dialects import clock_of
 from .limits import limiters
 from .locks import locks
-from .maintenance.due import skip_locked
 from .transactions import run
 
 _PAST = (State.RETRIES, State.DEAD)
@@ -103,8 +102,7 @@ def insert_receipt(jids: Sequence[str], *, using: str) -> int:
     Drop it once the jobs are removed from the source.
     """
     connection = connections[using]
-    with connection.cursor() as cursor:
-        now = dialect_of(connection).now(cursor)
+    now = clock_of(connection)
     name = f"{RECEIPT}-{secrets.token_hex(8)}"
     text = jsontext.encode({"jid": name, "jobtype": RECEIPT, "args": [list(jids)]})
     row = Job(
@@ -163,13 +161,13 @@ def hand_over(jobs: JobQuerySet, write: Callable[[Sequence[Job]], None], *, usin
     """
 
     def verb(connection: BaseDatabaseWrapper) -> int:
-        rows = list(skip_locked(jobs.in_state(*EXPORTED))[:limit])
+        rows = list(jobs.in_state(*EXPORTED).select_for_update(skip_locked=True)[:limit])
         if not rows:
             return 0
         # Written there before the rows are deleted here: a crash in between leaves a job in both places, never in none
         # (ADR 0018).
         write(rows)
-        # The state is checked again: on databases without SKIP LOCKED the rows are not locked during `write`.
+        # The state is checked again: on SQLite the rows are not locked during `write`.
         legal = Job.objects.using(using).filter(pk__in=[row.pk for row in rows]).in_state(*EXPORTED)
         keys, limiter_ids = locks.keys_of(legal), limiters.find_limiters_of(legal)
         deleted = delete_locked(legal)

@@ -14,6 +14,7 @@ from ..core.lifecycle import State
 from ..core.payloads import Beat, WorkerIdentity, is_storable
 from ..errors import FaktoryError, InvalidPayload, UnknownWorker
 from ..models import Job, WorkerProcess
+from .chunks import chunks
 from .dialects import dialect_of
 from .jobs import failures
 from .locks import locks
@@ -104,8 +105,7 @@ def _extend(beats: Sequence[Beat], at_least_s: float, *, using: str, now: dateti
     """Extend the reservations of the jobs that these workers are known to have."""
     held_jobs = [(beat.wid, jid, attempt) for beat in beats for jid, attempt in beat.held if is_storable(jid)]
     held_jobs += _find_delivered([beat.wid for beat in beats if beat.keeps_delivered and beat.wid], using=using)
-    for start in range(0, len(held_jobs), CHUNK):
-        chunk = held_jobs[start : start + CHUNK]
+    for chunk in chunks(held_jobs, CHUNK):
         run(
             using,
             lambda connection, chunk=chunk: dialect_of(connection).extend(connection, chunk, at_least_s, now),  # type: ignore[misc]
@@ -166,7 +166,7 @@ def unregister(wids: Sequence[str], *, using: str) -> int:
     return run(using, verb)
 
 
-def find_silent_wids(timeout_s: float, *, using: str) -> list[str]:
+def find_stale_wids(timeout_s: float, *, using: str) -> list[str]:
     """Return workers that sent a BEAT, but none for `timeout_s`: their jobs must be reclaimed (W20)."""
     return run(
         using, lambda _: list(find_stale_workers(timeout_s, using=using).values_list("wid", flat=True)), atomic=False
@@ -174,7 +174,7 @@ def find_silent_wids(timeout_s: float, *, using: str) -> list[str]:
 
 
 def find_stale_workers(timeout_s: float, *, using: str) -> QuerySet[WorkerProcess]:
-    """Return the rows of the workers that `find_silent_wids` lists."""
+    """Return the rows of the workers that `find_stale_wids` lists."""
     return WorkerProcess.objects.using(using).filter(beat_at__lt=Now() - timedelta(seconds=timeout_s))
 
 

@@ -26,6 +26,7 @@ from django_faktory.store.maintenance import due
 from django_faktory.store.statistics import counter_rows
 from tests.deadlocks.nodes import count_deadlocks, run_concurrently
 from tests.factories import payload
+from tests.store import by_ids
 
 pytestmark = [
     pytest.mark.django_db(transaction=True),
@@ -200,9 +201,9 @@ VERBS = {
     "due": lambda world: due.enqueue_due(using="default"),
     "expire": lambda world: due.expire(using="default"),
     "purge": lambda world: due.purge(using="default"),
-    "kill": lambda world: transitions.kill(ids(), using="default"),
-    "discard": lambda world: transitions.discard(ids()[:3], using="default"),
-    "requeue": lambda world: transitions.requeue(ids(), using="default"),
+    "kill": lambda world: by_ids.kill(ids(), using="default"),
+    "discard": lambda world: by_ids.discard(ids()[:3], using="default"),
+    "requeue": lambda world: by_ids.requeue(ids(), using="default"),
     "cancel": lambda world: cancellations.cancel(
         shuffled(Job.objects.values_list("jid", flat=True), 4), using="default"
     ),

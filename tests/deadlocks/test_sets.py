@@ -14,9 +14,10 @@ from django.utils import timezone
 from django_faktory.brokers.orm import OrmBroker
 from django_faktory.core.payloads import Ack, FetchRequest, NewBatch
 from django_faktory.models import Job
-from django_faktory.store.jobs import pushes, transitions, unique_push
+from django_faktory.store.jobs import pushes, unique_push
 from tests.deadlocks.nodes import count_deadlocks, run_concurrently
 from tests.factories import JobFactory, payload
+from tests.store import by_ids
 
 pytestmark = [
     pytest.mark.django_db(transaction=True),
@@ -81,7 +82,7 @@ def store_overdue():
     chosen = shuffled(names(), SIZE * 2 // 3)
     pushes.push(unique(chosen, prefix="old-"), using=USING)
     held = shuffled(Job.objects.values_list("pk", flat=True))
-    transitions.kill(held[: SIZE // 3], using=USING)
+    by_ids.kill(held[: SIZE // 3], using=USING)
     Job.objects.filter(pk__in=held[::2]).update(unique_expires_at=timezone.now() - timedelta(seconds=1))
 
 
@@ -122,11 +123,11 @@ def push_members(bid):
 
 
 def requeue():
-    transitions.requeue(ids(), using=USING)
+    by_ids.requeue(ids(), using=USING)
 
 
 def discard():
-    transitions.discard(ids(), using=USING)
+    by_ids.discard(ids(), using=USING)
 
 
 KINDS = {

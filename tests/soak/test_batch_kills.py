@@ -21,14 +21,13 @@ from django_faktory.brokers.orm import OrmBroker
 from django_faktory.models import Batch as Row
 from django_faktory.models import Job
 from django_faktory.store.batches import batches
-from django_faktory.store.jobs import transitions
-from django_faktory.store.maintenance.due import skip_locked
 from django_faktory.store.transactions import run
 from tests.project.models import Mark
 from tests.runtime.processes.test_nodes import kill
 from tests.soak.tasks import completes, member, succeeds
 from tests.soak.test_kill import forget_connections, forked
 from tests.soak.test_nodes import WIDS, Consumer, Roamer
+from tests.store import by_ids
 from tests.waiting import wait_until
 
 KILLS = int(os.environ.get("FAKTORY_SOAK_KILLS", "2"))
@@ -124,7 +123,7 @@ def forget_losses():
     """Reset the losses, so that no job becomes a poison pill. Skip locked rows until the next call: no deadlock."""
 
     def forget(_):
-        lost = skip_locked(Job.objects.filter(losses__gt=0).order_by("id"))
+        lost = Job.objects.filter(losses__gt=0).order_by("id").select_for_update(skip_locked=True)
         return Job.objects.filter(pk__in=list(lost.values_list("pk", flat=True))).update(losses=0)
 
     run("default", forget)
@@ -139,7 +138,7 @@ def is_all_done():
     OrmBroker("default").lost(WIDS)
     forget_losses()
     failed = Job.objects.filter(state__in=["dead", "retries"]).values_list("pk", flat=True)
-    transitions.requeue(list(failed), using="default")
+    by_ids.requeue(list(failed), using="default")
     return not Job.objects.exclude(state="succeeded").exists()
 
 

@@ -19,9 +19,9 @@ from django_faktory.core.payloads import Ack, FetchRequest, NewBatch, failure
 from django_faktory.errors import BatchClosed, FaktoryError
 from django_faktory.models import Batch, Job
 from django_faktory.store.batches import batches
-from django_faktory.store.jobs import transitions
 from django_faktory.store.maintenance import due
 from tests.soak.batch_history import History, Insistent, insist, job
+from tests.store import by_ids
 
 BATCHES = int(os.environ.get("FAKTORY_SOAK_BATCHES", "12"))
 IS_FULL = BATCHES >= 100
@@ -59,7 +59,7 @@ class Upkeep(Turning):
     def turn(self):
         insist(due.enqueue_due, using="default")
         dead = Job.objects.filter(state="dead").values_list("pk", flat=True)
-        insist(transitions.requeue, list(dead), using="default")
+        insist(by_ids.requeue, list(dead), using="default")
         self.over.wait(0.02)
 
 
@@ -72,8 +72,8 @@ class Hands(Turning):
         waiting = Job.objects.filter(jobtype="member").exclude(state="working")
         picked = dict(waiting.order_by("?").values_list("pk", "jid")[:5])
         self.history.given_up |= set(picked.values())
-        self.is_satisfied |= insist(transitions.discard, list(picked)[:1], using="default") > 0
-        insist(transitions.kill, list(picked), using="default")
+        self.is_satisfied |= insist(by_ids.discard, list(picked)[:1], using="default") > 0
+        insist(by_ids.kill, list(picked), using="default")
         self.over.wait(0.02)
 
 

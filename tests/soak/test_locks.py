@@ -16,11 +16,11 @@ import pytest
 
 from django_faktory.brokers.orm import OrmBroker
 from django_faktory.models import Job, JobLock
-from django_faktory.store.jobs import transitions
 from django_faktory.store.transactions import run
 from tests.programs import Program
 from tests.runtime.processes.test_nodes import kill
 from tests.server.raw import RawClient
+from tests.store import by_ids
 from tests.waiting import wait_until
 
 JOBS = int(os.environ.get("FAKTORY_SOAK_LOCKS", "160"))
@@ -152,7 +152,7 @@ def left(fleet, *, gives_up=False):
         OrmBroker("default").lost(fleet.gone_wids())
     run("default", lambda _: Job.objects.filter(losses__gt=0).update(losses=0))  # run() retries it after a deadlock
     failed = Job.objects.filter(state__in=["retries", "dead"]).values_list("pk", flat=True)
-    transitions.requeue(list(failed), using="default")
+    by_ids.requeue(list(failed), using="default")
     return Job.objects.count()
 
 

@@ -162,7 +162,7 @@ def problems(**entries):
     ("change", "number", "text", "hint"),
     [
         ({"schedule": "61 * * * *"}, "E040", 'minute: expected 0-59', "docs/cron.md"),
-        ({"schedule": None}, "E040", "schedule: expected a cron line", "docs/cron.md"),
+        ({"schedule": None}, "E040", "schedule: expected a cron expression", "docs/cron.md"),
         ({"zone": "Europe/Berlni"}, "E041", "zone: expected", "Did you mean 'Europe/Berlin'?"),
         ({"zone": 7}, "E041", "zone: expected", "tzdata"),
         ({"jobtype": None, "task": "tests.project.tasks.nop"}, "E042", "is called", "'tests.project.tasks.noop'?"),

@@ -20,8 +20,7 @@ from ...core.batch_rules import CallbackProgress, is_open
 from ...core.payloads import BatchStatus, NewBatch
 from ...errors import UnknownBatch
 from ...models import Batch
-from ..dialects import dialect_of
-from ..maintenance.due import skip_locked
+from ..dialects import clock_of
 from ..transactions import run
 from . import counters
 from .membership import add_to, get_batch, open_again, refuse_overdue
@@ -49,7 +48,7 @@ def new(
     def verb(connection: BaseDatabaseWrapper) -> str:
         if batch.bid and Batch.objects.using(using).filter(bid=bid).exists():  # repeated after a lost reply
             return bid
-        clock = _clock(connection, now)
+        clock = clock_of(connection, now)
         depth = 0
         if batch.parent_bid:
             parent = add_to(connection, batch.parent_bid, caller_wid=caller_wid, now=clock)
@@ -112,13 +111,13 @@ def _withdraw(connection: BaseDatabaseWrapper, *, bid: str) -> bool:
     parent = Batch.objects.using(using).filter(bid=batch.parent_bid)
     decremented = {name: F(name) - 1 for name in ("children", "open_children", "unsucceeded_children")}
     if batch.parent_bid and parent.update(**decremented):
-        counters.advance_batches(connection, [batch.parent_bid], _clock(connection, None))
+        counters.advance_batches(connection, [batch.parent_bid], clock_of(connection))
     return True
 
 
 def check_open(bid: str, *, using: str, caller_wid: str = "", now: datetime | None = None) -> None:
     """Raise UnknownBatch or BatchClosed if `caller_wid` cannot add to this batch now. Changes nothing."""
-    run(using, lambda connection: add_to(connection, bid, caller_wid=caller_wid, now=_clock(connection, now)))
+    run(using, lambda connection: add_to(connection, bid, caller_wid=caller_wid, now=clock_of(connection, now)))
 
 
 def reopen(
@@ -130,7 +129,7 @@ def reopen(
     """
 
     def verb(connection: BaseDatabaseWrapper) -> None:
-        clock = _clock(connection, now)
+        clock = clock_of(connection, now)
         batch = add_to(connection, bid, caller_wid=caller_wid, now=clock)
         if is_open(batch):
             return
@@ -153,7 +152,7 @@ def commit(bid: str, *, using: str, now: datetime | None = None) -> None:
         batch = get_batch(connection, bid)
         if not is_open(batch):
             return
-        clock = _clock(connection, now)
+        clock = clock_of(connection, now)
         refuse_overdue(batch, clock)
         Batch.objects.using(using).filter(pk=batch.pk).update(
             committed_at=batch.committed_at or clock, expires_at=None, reopened_until=None
@@ -195,8 +194,8 @@ def expire(*, using: str, now: datetime | None = None, limit: int = CHUNK) -> in
 
     def verb(connection: BaseDatabaseWrapper, late: QuerySet[Batch], changes: dict[str, Any]) -> int:
         # Deepest first, then by bid: the order in which `counters` locks batches (ADR 0024).
-        overdue = list(skip_locked(late.order_by("-depth", "bid"))[:limit])
-        clock = _clock(connection, now)
+        overdue = list(late.order_by("-depth", "bid").select_for_update(skip_locked=True)[:limit])
+        clock = clock_of(connection, now)
         Batch.objects.using(using).filter(pk__in=[batch.pk for batch in overdue]).update(
             **{name: clock if value is Now else value for name, value in changes.items()}
         )
@@ -222,7 +221,8 @@ def purge(*, using: str, kept_for_s: float = KEPT_FOR_S, now: datetime | None = 
     old_batches = Batch.objects.using(using).filter(finished_at__lt=(now or Now()) - timedelta(seconds=kept_for_s))
 
     def verb(_: BaseDatabaseWrapper) -> int:
-        ids = list(skip_locked(old_batches.order_by("finished_at")).values_list("pk", flat=True)[:limit])
+        oldest = old_batches.order_by("finished_at").select_for_update(skip_locked=True)
+        ids = list(oldest.values_list("pk", flat=True)[:limit])
         return Batch.objects.using(using).filter(pk__in=ids).delete()[0] if ids else 0
 
     return run(using, verb) if run(using, lambda _: old_batches.exists(), atomic=False) else 0
@@ -245,11 +245,6 @@ def sweep(*, using: str, now: datetime | None = None) -> int:
 
     def verb(connection: BaseDatabaseWrapper) -> int:
         bids = list(due.order_by("-depth", "bid").values_list("bid", flat=True)[:CHUNK])
-        return counters.advance_batches(connection, bids, _clock(connection, now)) if bids else 0
+        return counters.advance_batches(connection, bids, clock_of(connection, now)) if bids else 0
 
     return run(using, verb) if run(using, lambda _: due.exists(), atomic=False) else 0
-
-
-def _clock(connection: BaseDatabaseWrapper, now: datetime | None) -> datetime:
-    with connection.cursor() as cursor:
-        return now or dialect_of(connection).now(cursor)

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Collection, Iterable, Sequence
 from datetime import datetime
-from typing import Any, NamedTuple
+from typing import NamedTuple
 from uuid import uuid4
 
 from django.db import connections
@@ -24,7 +24,7 @@ from ...core.logs import get_logger
 from ...core.payloads import Ack
 from ...models import Batch, Job, JobQuerySet
 from ..deletion import delete_locked
-from ..dialects import dialect_of
+from ..dialects import clock_of, dialect_of
 from ..dialects.base import Ended, EndedRun, Tally, holds
 from ..jobs import unique_push
 from ..limits import limiters
@@ -87,8 +87,7 @@ def record_all(using: str, jobs: Sequence[Job], to: State | None) -> None:
     """Call `record_changes` for jobs that moved to the same state, at the database's time."""
     if jobs:
         connection = connections[using]
-        with connection.cursor() as cursor:
-            now = dialect_of(connection).now(cursor)
+        now = clock_of(connection)
         record_changes(connection, [Change(job, to) for job in jobs], now)
 
 
@@ -135,7 +134,7 @@ def _count_change(connection: BaseDatabaseWrapper, change: Change) -> batch_rule
 
 
 def _record_callback_end(batch: Batch, end: Change) -> None:
-    """Record the end of a callback. A callback that is given up does not block the parent batch."""
+    """Record the end of a callback. A callback that failed does not block the parent batch."""
     callback_kind = batch_rules.ended_kind(batch)
     if end.succeeded:
         setattr(batch, f"{callback_kind}_st", CallbackProgress.FINISHED)
@@ -160,7 +159,7 @@ def _apply_deltas(connection: BaseDatabaseWrapper, deltas: dict[str, _BatchDelta
     while depths:
         deepest = max(depths.values())
         level = [bid for bid, depth in depths.items() if depth == deepest]
-        for batch in _lock_rows(batches.filter(bid__in=level).order_by("bid")):
+        for batch in batches.filter(bid__in=level).order_by("bid").select_for_update():
             deltas[batch.bid].add_to(batch)
             was_reopened = batch.is_reopened
             membership.close_overdue(batch, now)
@@ -222,7 +221,7 @@ def _fire(connection: BaseDatabaseWrapper, callback_kind: Kind, batch: Batch, no
 
 
 def end(connection: BaseDatabaseWrapper, acks: Sequence[Ack], now: datetime | None) -> Ended:
-    """End jobs that belong to batches or hold locks or permits, which `Dialect.end` skips.
+    """End jobs that belong to batches or hold locks or permits, which `Dialect.end` leaves unchanged.
 
     Call it inside a transaction. Locks and permits are read from the locked rows. Each jid counts once; repeated
     acknowledgements count as late.
@@ -230,7 +229,7 @@ def end(connection: BaseDatabaseWrapper, acks: Sequence[Ack], now: datetime | No
     dialect = dialect_of(connection)
     jobs = Job.objects.using(connection.alias)
     working = jobs.in_state(State.WORKING).filter(jid__in={ack.jid for ack in acks}).order_by("id")
-    rows = {job.jid: job for job in _lock_rows(working.only(*FIELDS, *_OF_HOLDER))}
+    rows = {job.jid: job for job in working.only(*FIELDS, *_OF_HOLDER).select_for_update()}
     ack_by_jid: dict[str, Ack] = {}
     for ack in acks:
         job = rows.get(ack.jid)
@@ -265,7 +264,3 @@ def build_ended_run(job: Job, now: datetime) -> EndedRun:
     """Return the event data of a job that ends now."""
     ran_s = (now - job.started_at).total_seconds() if job.started_at else 0.0
     return EndedRun(job.wid, job.attempt, job.queue, job.jobtype, max(0.0, ran_s))
-
-
-def _lock_rows(rows: Any) -> Any:
-    return rows.select_for_update() if connections[rows.db].features.has_select_for_update else rows

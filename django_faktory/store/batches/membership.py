@@ -146,6 +146,4 @@ def _find(connection: BaseDatabaseWrapper, bid: str, *, lock: bool = True) -> Ba
     if not is_storable(bid):
         return None  # such text cannot be a query parameter (NUL, lone surrogates)
     rows = Batch.objects.using(connection.alias).filter(bid=bid)
-    if lock and connection.features.has_select_for_update:
-        rows = rows.select_for_update()
-    return rows.first()
+    return (rows.select_for_update() if lock else rows).first()

@@ -9,15 +9,13 @@ from collections.abc import Callable, Iterable, Sequence
 from datetime import datetime
 from typing import Any, NamedTuple
 
-from django.db import connections
 from django.db.backends.base.base import BaseDatabaseWrapper
-from django.db.models import QuerySet
 
 from ...core.cron import Schedule
 from ...core.logs import get_logger
 from ...errors import InvalidCron
 from ...models.cron import CronEntry
-from ..dialects import dialect_of
+from ..dialects import clock_of
 from ..transactions import run
 
 logger = get_logger(__name__)
@@ -48,7 +46,7 @@ def sync(definitions: Iterable[CronDefinition], *, using: str, now: datetime | N
     definition_by_name = {definition.name: definition for definition in definitions}
 
     def verb(connection: BaseDatabaseWrapper) -> None:
-        clock = _clock(connection, now)
+        clock = clock_of(connection, now)
         rows = CronEntry.objects.using(using)
         known = set(rows.filter(name__in=definition_by_name).values_list("name", flat=True))
         new = [
@@ -60,7 +58,7 @@ def sync(definitions: Iterable[CronDefinition], *, using: str, now: datetime | N
             entry.next_at = _compute_next(entry, clock)
         rows.bulk_create(new, ignore_conflicts=True)  # another node may insert them too
         # In name order: nodes that start at the same time would deadlock otherwise.
-        for entry in _lock_rows(rows.order_by("name"), using):
+        for entry in rows.order_by("name").select_for_update():
             definition = definition_by_name.get(entry.name)
             if entry.origin == CronEntry.EntryOrigin.CODE:
                 _apply_definition(entry, definition, clock)
@@ -79,13 +77,13 @@ def save(entry: CronEntry, *, using: str, now: datetime | None = None) -> None:
     """
 
     def verb(connection: BaseDatabaseWrapper) -> None:
-        clock = _clock(connection, now)
+        clock = clock_of(connection, now)
         if entry.pk is None:
             entry.next_at = _compute_next(entry, clock)
             entry.save(using=using, force_insert=True)
             return
         # Compared with the stored row, not with the form's copy: `next_at` moves while a person edits.
-        for row in _lock_rows(CronEntry.objects.using(using).filter(pk=entry.pk), using):
+        for row in CronEntry.objects.using(using).filter(pk=entry.pk).select_for_update():
             _change_fields(row, {field: getattr(entry, field) for field in CronDefinition._fields}, clock)
             entry.next_at, entry.problem = row.next_at, row.problem
 
@@ -93,7 +91,7 @@ def save(entry: CronEntry, *, using: str, now: datetime | None = None) -> None:
 
 
 def pause(ids: Sequence[int], *, using: str) -> int:
-    """Let no run of these entries be due from now on; return how many were not paused before."""
+    """Pause these entries: none has a tick until it is resumed. Return how many were not paused before."""
 
     def change(entry: CronEntry, clock: datetime) -> bool:
         if entry.paused_at is not None:
@@ -106,7 +104,7 @@ def pause(ids: Sequence[int], *, using: str) -> int:
 
 
 def resume(ids: Sequence[int], *, using: str, now: datetime | None = None) -> int:
-    """Let runs be due again from now on; return how many entries were paused.
+    """Resume these entries from now on; return how many were paused.
 
     Runs that fell into the pause are not made up for.
     """
@@ -128,9 +126,9 @@ def _change_each(
     now: datetime | None = None,
 ) -> int:
     def verb(connection: BaseDatabaseWrapper) -> int:
-        clock = _clock(connection, now)
+        clock = clock_of(connection, now)
         changed = 0
-        for entry in _lock_rows(CronEntry.objects.using(using).filter(pk__in=ids).order_by("name"), using):
+        for entry in CronEntry.objects.using(using).filter(pk__in=ids).order_by("name").select_for_update():
             if change(entry, clock):
                 entry.save(using=using, update_fields=["paused_at", "next_at", "problem"])
                 changed += 1
@@ -149,7 +147,7 @@ def _apply_definition(entry: CronEntry, definition: CronDefinition | None, now: 
         # The row stays with its history (ADR 0014).
         entry.removed_at, entry.next_at = now, None
         entry.save(using=entry._state.db, update_fields=["removed_at", "next_at"])  # noqa: SLF001  (documented)
-        logger.info("cron entry is defined no more name=%s", entry.name)
+        logger.info("cron entry is no longer defined in code name=%s", entry.name)
 
 
 def _change_fields(entry: CronEntry, fields: dict[str, Any], now: datetime, *, restarts: bool = False) -> None:
@@ -176,12 +174,3 @@ def _compute_next(entry: CronEntry, now: datetime) -> datetime | None:
     except InvalidCron as error:
         entry.problem = str(error)
         return None
-
-
-def _lock_rows(rows: QuerySet[CronEntry], using: str) -> QuerySet[CronEntry]:
-    return rows.select_for_update() if connections[using].features.has_select_for_update else rows
-
-
-def _clock(connection: BaseDatabaseWrapper, now: datetime | None) -> datetime:
-    with connection.cursor() as cursor:
-        return now or dialect_of(connection).now(cursor)

@@ -21,8 +21,7 @@ from ...core.logs import get_logger
 from ...errors import BrokerUnavailable, FaktoryError, InvalidCron
 from ...models import Job
 from ...models.cron import CronEntry, CronRun
-from ..dialects import dialect_of
-from ..maintenance.due import skip_locked
+from ..dialects import clock_of
 from ..transactions import first_line, run
 
 logger = get_logger(__name__)
@@ -87,11 +86,10 @@ def run_now(pk: int, enqueue: Enqueue, *, using: str) -> CronJob:
 
 def _take_runs(connection: BaseDatabaseWrapper, pk: int, enqueue: Enqueue, now: datetime | None) -> set[str]:
     using = connection.alias
-    with connection.cursor() as cursor:
-        clock = now or dialect_of(connection).now(cursor)
+    clock = clock_of(connection, now)
     rows = CronEntry.objects.using(using).filter(pk=pk)
-    entry = skip_locked(rows.filter(next_at__lte=clock)).first()
-    if entry is None:
+    entry = rows.filter(next_at__lte=clock).select_for_update(skip_locked=True).first()
+    if entry is None or entry.next_at is None:
         return set()
     try:
         schedule = Schedule.of(entry.schedule, entry.zone)
@@ -178,8 +176,7 @@ def record_run_outcomes(*, using: str, now: datetime | None = None) -> bool:
     """
 
     def verb(connection: BaseDatabaseWrapper) -> None:
-        with connection.cursor() as cursor:
-            clock = now or dialect_of(connection).now(cursor)
+        clock = clock_of(connection, now)
         outcome_by_jid = read_outcomes([cron_run.jid for cron_run in open_runs], using=using)
         for cron_run in open_runs:
             outcome = outcome_by_jid.get(

@@ -6,6 +6,8 @@ a portable implementation of a few statements.
 
 from __future__ import annotations
 
+from datetime import datetime
+
 from django.db.backends.base.base import BaseDatabaseWrapper
 
 from ...errors import FaktoryError
@@ -27,3 +29,11 @@ def dialect_of(connection: BaseDatabaseWrapper) -> Dialect:
             f"FAKTORY['DATABASE']: expected PostgreSQL, MariaDB or SQLite, got {connection.vendor}; "
             "name the alias of such a database"
         ) from None
+
+
+def clock_of(connection: BaseDatabaseWrapper, now: datetime | None = None) -> datetime:
+    """Return `now` if it is given, otherwise the database's time."""
+    if now is not None:
+        return now
+    with connection.cursor() as cursor:
+        return dialect_of(connection).now(cursor)

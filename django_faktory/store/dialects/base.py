@@ -15,7 +15,6 @@ import msgspec
 from django.db.backends.base.base import BaseDatabaseWrapper
 from django.db.backends.utils import CursorWrapper
 
-from ...core.lifecycle import FINISHED, State
 from ...core.payloads import Ack, Delivery, JobPayload, Reservation
 from .unblock import JOB as JOB  # noqa: PLC0414
 from .unblock import next_ready
@@ -32,19 +31,6 @@ DELIVERY_LEASE_S = 60.0
 
 It equals the shortest reservation allowed (W9), so that the lease shortens no reservation.
 """
-
-# Sorted: the order of a set differs between processes, and a statement has the same text in each of them.
-_ENDED_SQL = ", ".join(f"'{state}'" for state in sorted(FINISHED - {State.DEAD}))
-
-
-def replaceable(row: str = "") -> str:
-    """Return an SQL condition: a push may replace this row.
-
-    A finished job may be replaced, except for a dead one that a batch still waits for.
-    """
-    state, bid, callback_of = (f"{row}{column}" for column in ("state", "bid", "callback_of"))
-    return f"({state} IN ({_ENDED_SQL}) OR ({state} = 'dead' AND {bid} IS NULL AND {callback_of} IS NULL))"
-
 
 FOLDED = -1
 """Slot of the counter row that other rows are folded into (`store.statistics.counter_rows`).
@@ -150,6 +136,9 @@ class Tally(msgspec.Struct, frozen=True, gc=False):
     failed: int = 0
     late: int = 0
 
+    def __add__(self, other: Tally) -> Tally:
+        return Tally(self.processed + other.processed, self.failed + other.failed, self.late + other.late)
+
 
 class FailureColumns(NamedTuple):
     """Id of a job's row, and the columns that a failure changes."""
@@ -210,7 +199,7 @@ class AckResult(NamedTuple):
     readied: Collection[str] = ()
     """Queues in which jobs that waited for a lock became ready."""
     blocked: Collection[str] = ()
-    """Keys to `settle`.
+    """Keys to pass to `promote_waiters` after the commit.
 
     These are the keys of jobs stored in the same exchange that wait for a lock, and of jobs that are next for a lock
     while another transaction has their rows locked.

@@ -9,8 +9,8 @@ from datetime import datetime
 from django.db.backends.base.base import BaseDatabaseWrapper
 from django.db.backends.utils import CursorWrapper
 
-from .base import replaceable
 from .idle_sessions import is_readable
+from .job_columns import replaceable
 from .portable import PortableDialect, utc
 
 LEAST_WAIT_S = 0.1
@@ -49,12 +49,10 @@ class MariadbDialect(PortableDialect):
     )
 
     def age(self, moment: str) -> str:
-        """Return SQL for the seconds since `moment`, in UTC and with microseconds."""
         # Counted in microseconds: TIMESTAMPDIFF drops the fraction of its unit.
         return f"TIMESTAMPDIFF(MICROSECOND, {moment}, UTC_TIMESTAMP(6)) / 1e6"
 
     def now(self, cursor: CursorWrapper) -> datetime:
-        """Return the server's time, with one round trip."""
         cursor.execute("SELECT UTC_TIMESTAMP(6)")
         moment: datetime = cursor.fetchone()[0]
         return utc(moment)
@@ -79,7 +77,6 @@ class MariadbDialect(PortableDialect):
         time.sleep(CLAIMED_WITHIN_S)
 
     def after(self, moment: str, seconds: str) -> str:
-        """Return SQL for the moment `seconds` after `moment`, as an INTERVAL."""
         return f"({moment} + INTERVAL {seconds} SECOND)"
 
 

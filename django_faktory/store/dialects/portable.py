@@ -13,9 +13,9 @@ from typing import Any, NamedTuple
 from django.db.backends.base.base import BaseDatabaseWrapper
 from django.db.backends.utils import CursorWrapper
 
-from ...core.job_options import JobOptions
 from ...core.lifecycle import State
 from ...core.payloads import Ack, Delivery, JobPayload, Reservation
+from ..chunks import chunks
 from .base import (
     COUNTER,
     JOB,
@@ -33,14 +33,13 @@ from .base import (
     holds,
     marks,
 )
+from .job_columns import INSERTED, NO_OPTIONS, REPLACED
 
 MOST_QUEUES = 200
 """Limit of queues that one statement counts: SQLite takes 500 parts of a UNION and, before 3.32, 999 parameters."""
 
 COLUMNS, OPTIONS = 13, 3
 """Number of columns written for a plain job, and additional ones for a job with options; others have defaults."""
-
-_NONE = JobOptions()
 
 
 class PortableDialect(Dialect):
@@ -54,22 +53,11 @@ class PortableDialect(Dialect):
     count_tail = ""
     greatest, least = "GREATEST", "LEAST"
 
-    _columns = (
-        "jid, jobtype, queue, state, sort_priority, payload, retry, reserve_for, backtrace, result_ttl, run_at,"
-        " enqueued_at, created_at"
-    )
+    _columns = f"{INSERTED}, created_at"
     # Only for jobs with options; a plain job has one statement text without them.
     _optional = ", expires_at, limit_key, about"
-    # Each column that an earlier run may have written. `state` is last, because MariaDB's other assignments read it.
-    _replaced = (
-        "jobtype", "queue", "sort_priority", "payload", "retry", "reserve_for", "backtrace", "result_ttl", "run_at",
-        "enqueued_at", "created_at", "failures", "losses", "interruptions", "errtype", "failure", "history", "result",
-        "wid",
-        "started_at", "reserved_until", "finished_at", "purge_at", "expires_at", "unique_key", "unique_expires_at",
-        "unique_until_start", "lock_key", "lock_token", "limit_key", "limiter", "permits",
-        "bid", "callback_of", "has_run", "counts_failed", "about",
-        "state",
-    )  # fmt: skip
+    # `state` is last, because MariaDB's other assignments read it.
+    _replaced = (*(column for column in REPLACED if column != "state"), "state")
 
     def insert(
         self,
@@ -99,7 +87,6 @@ class PortableDialect(Dialect):
         jobs: OrderedJobs,  # noqa: ARG002  (no row is locked)
         now: datetime | None,
     ) -> tuple[datetime, bool]:
-        """Return the time, without a lock."""
         # MariaDB would need two more statements for each set: one to find the ids, one to lock these rows in their
         # order.
         with connection.cursor() as cursor:
@@ -131,7 +118,7 @@ class PortableDialect(Dialect):
         self, adapt: Callable[[datetime | None], Any], job: JobPayload, now: datetime
     ) -> tuple[Any, ...]:
         # A lifetime starts when the job may first run, by the database's clock.
-        options = job.options or _NONE
+        options = job.options or NO_OPTIONS
         return adapt(options.expiry(max(job.at or now, now))), options.limit_key, options.about
 
     def claim(self, connection: BaseDatabaseWrapper, plan: ClaimPlan, now: datetime | None) -> list[Reservation]:
@@ -239,7 +226,6 @@ class PortableDialect(Dialect):
         deliveries: Sequence[Delivery],
         now: datetime | None,  # noqa: ARG002  (the reservation starts with the claim)
     ) -> set[str]:
-        """Confirm deliveries by (jid, wid, attempt); return the jids of locked rows."""
         holders = {delivery.job.jid: (delivery.job.wid, delivery.job.attempt) for delivery in deliveries}
         with connection.cursor() as cursor:
             # A negative claim number marks a delivery that is not confirmed yet (ADR 0026).
@@ -269,7 +255,6 @@ class PortableDialect(Dialect):
         at_least_s: float,
         now: datetime | None,
     ) -> None:
-        """Extend reservations that are half over; skips locked rows."""
         holders = {jid: (wid, attempt) for wid, jid, attempt in held_jobs}
         seconds = f"{self.greatest}(reserve_for, {float(at_least_s)!r})"
         with connection.cursor() as cursor:
@@ -301,7 +286,6 @@ class PortableDialect(Dialect):
         wids: Collection[str],
         now: datetime | None,
     ) -> tuple[dict[str, int], set[str]]:
-        """Count ready jobs, and return the wids that are quiet or terminating."""
         with connection.cursor() as cursor:
             clock = connection.ops.adapt_datetimefield_value(now or self.now(cursor))
             paused = read_paused_sources(connection, wids, clock)
@@ -311,8 +295,7 @@ class PortableDialect(Dialect):
     def _count_queues(self, cursor: CursorWrapper, queues: Sequence[str], clock: Any, max_count: int) -> dict[str, int]:
         """Return how many jobs are ready in each queue, counted up to `max_count`."""
         sizes: dict[str, int] = {}
-        for start in range(0, len(queues), MOST_QUEUES):
-            chunk = queues[start : start + MOST_QUEUES]
+        for chunk in chunks(queues, MOST_QUEUES):
             cursor.execute(
                 " UNION ALL ".join([self._count_query] * len(chunk)),
                 [value for queue in chunk for value in (queue, queue, clock, max_count)],
@@ -329,7 +312,6 @@ class PortableDialect(Dialect):
     def end(
         self, connection: BaseDatabaseWrapper, acks: Sequence[Ack], now: datetime | None, pushed: Sequence[str] = ()
     ) -> AckResult:
-        """End plain jobs: lock, compare holders in Python, delete or keep, count."""
         with connection.cursor() as cursor:
             clock = now or self.now(cursor)
             # SQLite has no row locks, so there is no need to lock the rows that a push may replace.
@@ -376,7 +358,6 @@ class PortableDialect(Dialect):
             cursor.execute(f"DELETE FROM {JOB} WHERE id IN ({marks(ids)})", ids)
 
     def mark_succeeded(self, cursor: CursorWrapper, ended: Sequence[tuple[int, Ack, int]], now: datetime) -> None:
-        """Mark jobs as succeeded, with their results, in one UPDATE."""
         if not ended:
             return
         adapt = cursor.db.ops.adapt_datetimefield_value
@@ -392,7 +373,6 @@ class PortableDialect(Dialect):
         )
 
     def count_in(self, cursor: CursorWrapper, day: date, slot: int, tally: Tally) -> None:
-        """Add to a counter row with an upsert."""
         cursor.execute(
             f"INSERT INTO {COUNTER} (day, slot, processed, failed, late) VALUES (%s, %s, %s, %s, %s) {self.count_tail}",
             [day, slot, tally.processed, tally.failed, tally.late],
@@ -407,7 +387,7 @@ class PausedSources(NamedTuple):
     """Conditions that a claim reads in addition to the jobs."""
 
     queues: set[str]
-    """Paused queues, and queues with a full or paused limiter: they hand out no job."""
+    """Paused queues, and queues with a full or paused limiter: no job of theirs can be claimed."""
     wids: set[str]
     """Quiet or terminating workers: they get no job."""
     limited: set[tuple[str, str]]

@@ -11,7 +11,8 @@ from typing import Any
 from django.db.backends.base.base import BaseDatabaseWrapper
 from django.db.backends.utils import CursorWrapper
 
-from .base import JOB, replaceable
+from .base import JOB
+from .job_columns import replaceable
 from .portable import COLUMNS, OPTIONS, PortableDialect
 from .write_queue import write_queue
 
@@ -53,7 +54,6 @@ class SqliteDialect(PortableDialect):
         return f"(JULIANDAY('now') - JULIANDAY({moment})) * 86400.0"
 
     def now(self, cursor: CursorWrapper) -> datetime:  # noqa: ARG002
-        """Return this machine's time: the database file has no clock of its own."""
         return datetime.now(UTC)
 
     def _write(self, cursor: CursorWrapper, rows: Sequence[tuple[Any, ...]]) -> None:
@@ -76,7 +76,6 @@ class SqliteDialect(PortableDialect):
         """Return at once: no claim can run while this process writes."""
 
     def after(self, moment: str, seconds: str) -> str:
-        """Return SQL for the moment `seconds` after `moment`, with milliseconds."""
         # Percent signs are doubled, because Django substitutes the parameters of the statement by formatting.
         return f"STRFTIME('%%Y-%%m-%%d %%H:%%M:%%f', {moment}, '+' || {seconds} || ' seconds')"
 

@@ -37,8 +37,8 @@ def next_ready(cursor: CursorWrapper, key: str, skip_lock: str) -> Iterator[tupl
         if cursor.fetchone() is None:
             cursor.execute(f"SELECT id FROM {JOB} WHERE id = %s AND state = 'blocked'{skip_lock}", [row_id])
             if cursor.fetchone() is None:
-                # The caller settles the key after its commit: waiting here, with other rows locked, could deadlock
-                # (ADR 0024).
+                # The caller passes the key to `promote_waiters` after its commit: waiting here, with other rows locked,
+                # could deadlock (ADR 0024).
                 yield queue, False
                 continue
             cursor.execute(f"UPDATE {JOB} SET state = 'enqueued' WHERE id = %s", [row_id])

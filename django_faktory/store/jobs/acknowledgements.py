@@ -1,7 +1,8 @@
 """Acknowledge jobs: end them successfully. Rule: W16.
 
-Jobs of batches and jobs that hold locks or permits leave the hot path: the dialect's statements leave them unchanged
-and return their jids, and `store.batches.counters` ends them (ADR 0011, 0015, 0016).
+Jobs of batches leave the hot path: the dialect's statements leave them unchanged and return their jids, and
+`store.batches.counters` ends them (ADR 0011). So do jobs that hold locks or permits (ADR 0015, 0016), except on
+PostgreSQL, where further statements of the same message end them.
 """
 
 from __future__ import annotations

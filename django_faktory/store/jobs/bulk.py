@@ -12,7 +12,6 @@ import time
 from array import array
 from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 from functools import partial
-from typing import TypeVar
 
 from django.db import connections
 from django.db.backends.base.base import BaseDatabaseWrapper
@@ -26,6 +25,7 @@ from ...core.mutation import Mutation
 from ...core.payloads import Reservation, is_storable
 from ...errors import FaktoryError
 from ...models import Batch, Counter, Job, JobLock, JobQuerySet, Queue, Tracking
+from ..chunks import chunks
 from ..deletion import delete_locked
 from ..limits import limiters
 from ..locks import locks
@@ -47,8 +47,6 @@ READ_CHARACTERS = 4 * 1024 * 1024
 PORTION = 2000
 """Ids read per statement."""
 MAX_PAUSE_S = 0.05
-
-T = TypeVar("T")
 
 Step = Callable[[], int]
 """Executes one step and returns the number of changed jobs."""
@@ -100,7 +98,7 @@ def change(jobs: JobQuerySet, states: Collection[State], change: Change) -> tupl
     # Ids only, read before the first step: a job that enters a matching state during the steps is not changed.
     ids = _read_ids(jobs if jobs.query.is_sliced else jobs.in_state(*states))
     select_unchanged = partial(_still_in, jobs.db, states=states)
-    return len(ids), (partial(_change, select_unchanged(chunk), change) for chunk in _chunks(ids, CHUNK))
+    return len(ids), (partial(_change, select_unchanged(chunk), change) for chunk in chunks(ids, CHUNK))
 
 
 def remove_queues(queues: Sequence[str] | None, *, using: str) -> Iterator[Step]:
@@ -109,7 +107,7 @@ def remove_queues(queues: Sequence[str] | None, *, using: str) -> Iterator[Step]
     Enqueued jobs are discarded before the queue and its pause are deleted, so that no worker gets them in between.
     Scheduled and retrying jobs of these queues stay; the queue is created again when they become due.
     """
-    for names in _chunks(known_names(using=using) if queues is None else queues, QUEUES_AT_ONCE):
+    for names in chunks(known_names(using=using) if queues is None else queues, QUEUES_AT_ONCE):
         # Reading the jobs of each name took 7 statements: 2.5 s for 1,000 names without jobs on PostgreSQL.
         waiting = read_waiting(names, using=using, max_count=1)
         for queue in [name for name in names if waiting[name].size]:
@@ -137,10 +135,10 @@ def flush(*, using: str) -> Iterator[Step]:
     jobs = Job.objects.using(using)
     job_ids = _read_ids(jobs.all())  # before the batches are deleted: a batch created from now on keeps its members
     yield partial(_forget_batches, using)  # before the jobs: deleting members then updates no batch
-    for ids in _chunks(job_ids, CHUNK):
+    for ids in chunks(job_ids, CHUNK):
         yield partial(_change, jobs.filter(pk__in=ids), _delete_flushed)
     tracked = Tracking.objects.using(using)
-    for jids in _chunks(run(using, lambda _: list(tracked.values_list("jid", flat=True)), atomic=False), CHUNK):
+    for jids in chunks(run(using, lambda _: list(tracked.values_list("jid", flat=True)), atomic=False), CHUNK):
         yield partial(_forget_tracked, jids, using)
     yield partial(_forget_all_but_workers, using)
 
@@ -181,17 +179,17 @@ def _forget_all_but_workers(using: str) -> int:
 
 def _by_jids(jobs: JobQuerySet, jids: Sequence[str], change: Change) -> Iterator[Step]:
     # A jid that no database can store would fail the statement for all jids of its step.
-    for chunk in _chunks(sorted(filter(is_storable, jids)), CHUNK):
+    for chunk in chunks(sorted(filter(is_storable, jids)), CHUNK):
         yield partial(_change, jobs.filter(jid__in=chunk), change)
 
 
 def _by_ids(jobs: JobQuerySet, state: State, change: Change, queue: str | None = None) -> Iterator[Step]:
-    for ids in _chunks(_walk_ids(jobs, state, queue), CHUNK):
+    for ids in chunks(_walk_ids(jobs, state, queue), CHUNK):
         yield partial(_change, _still_in(jobs.db, ids, {state}), change)
 
 
 def _by_glob(jobs: JobQuerySet, state: State, glob: Glob, change: Change) -> Iterator[Step]:
-    for ids in _chunks(_walk_ids(jobs.filter(_may_match(glob)), state), READ_AT_ONCE):
+    for ids in chunks(_walk_ids(jobs.filter(_may_match(glob)), state), READ_AT_ONCE):
         yield partial(_change_matching, _still_in(jobs.db, ids, {state}), state, glob, change)
 
 
@@ -222,11 +220,6 @@ def _walk_ids(jobs: JobQuerySet, state: State, queue: str | None = None) -> arra
     for ids in scan.ids_of(jobs, state, queue=queue):
         all_ids.extend(ids)
     return all_ids
-
-
-def _chunks(values: Sequence[T], size: int) -> Iterator[list[T]]:
-    for start in range(0, len(values), size):
-        yield list(values[start : start + size])
 
 
 def _still_in(using: str, ids: Sequence[int], states: Collection[State]) -> JobQuerySet:

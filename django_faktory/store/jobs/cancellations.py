@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from datetime import datetime
+from functools import partial
 
 from django.db import connections
 from django.db.backends.base.base import BaseDatabaseWrapper
@@ -17,7 +18,8 @@ from django.db.models.functions import Greatest
 from ...core.lifecycle import LIVE, State
 from ...core.payloads import is_storable
 from ...models import Job, JobQuerySet
-from ..dialects import dialect_of
+from ..chunks import chunks
+from ..dialects import clock_of
 from ..transactions import run
 from . import transitions
 
@@ -27,23 +29,18 @@ CHUNK = 500
 def cancel(jids: Sequence[str], *, using: str, now: datetime | None = None) -> int:
     """Discard waiting jobs, mark running jobs, and return the number of both. Dead and finished jobs stay unchanged."""
     storable = [jid for jid in jids if is_storable(jid)]
-    changed = 0
 
-    def verb(_: BaseDatabaseWrapper) -> int:
+    def verb(_: BaseDatabaseWrapper, chunk: Sequence[str]) -> int:
         return cancelled(Job.objects.using(using).filter(jid__in=chunk), now)
 
-    for start in range(0, len(storable), CHUNK):
-        chunk = storable[start : start + CHUNK]
-        changed += run(using, verb)
-    return changed
+    return sum(run(using, partial(verb, chunk=chunk)) for chunk in chunks(storable, CHUNK))
 
 
 def cancelled(jobs: JobQuerySet, now: datetime | None = None) -> int:
     """Apply `cancel` to a queryset, inside the caller's transaction."""
     connection = connections[jobs.db]
     jobs = transitions.lock_rows(jobs.in_state(*LIVE))
-    with connection.cursor() as cursor:
-        clock = now or dialect_of(connection).now(cursor)
+    clock = clock_of(connection, now)
     # Discard before marking: without row locks (SQLite), a job that is claimed between the two updates gets marked.
     discarded = transitions.discarded(jobs.in_state(*LIVE - {State.WORKING}))
     # `Greatest`: if the clock is behind `enqueued_at`, a mark with its time would be ignored.

@@ -1,7 +1,7 @@
 """Claim jobs for fetch requests, together with the locks and permits they need. Rules: W13, ADR 0015 to 0017.
 
 A `ClaimPlan` lists how many jobs of which queue to claim for which worker. Requests that are alike, or the first queue
-of each request, are claimed without a look at the queues; `_plan` counts the waiting jobs only when that was not
+of each request, are claimed without reading the queues first; `_plan` counts the waiting jobs only when that was not
 enough.
 """
 
@@ -148,7 +148,7 @@ def distribute(
         except (BrokerUnavailable, Error) as error:
             if not (has_committed_work or undistributed or any(results)) or connections[context.using].in_atomic_block:
                 raise
-            logger.warning("claim not completed, what was claimed before is handed out error=%s", error)
+            logger.warning("claim failed, delivering the jobs that were claimed before error=%s", error)
             break
         _release_unclaimed(_assign(results, requests, undistributed + claimed_now), context)
         undistributed = []
@@ -180,7 +180,7 @@ def fetch_after_commit(requests: Sequence[FetchRequest], context: ClaimContext) 
     except (BrokerUnavailable, Error) as error:
         if connections[context.using].in_atomic_block:
             raise
-        logger.warning("claim not completed, what was claimed before is handed out error=%s", error)
+        logger.warning("claim failed, delivering the jobs that were claimed before error=%s", error)
         return [[] for _ in requests]
     return distribute(requests, claimed, context, has_committed_work=True)
 

@@ -6,18 +6,18 @@ is blocked.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from datetime import datetime
 from typing import NamedTuple
 
 from django.db import IntegrityError, transaction
 from django.db.backends.base.base import BaseDatabaseWrapper
 
-from ...core.job_options import JobOptions
 from ...core.lifecycle import WAITING, Event, State, sources
 from ...core.payloads import JobPayload
 from ...errors import InvalidTransition, JobNotFound, NotUnique
 from ...models import Job
+from ..dialects.job_columns import NO_OPTIONS
 from ..limits import limiters
 from ..locks import locks
 from ..transactions import run
@@ -25,7 +25,9 @@ from ..transactions import run
 EDITABLE = sources(Event.KILL)
 """States of a job that is not running but may still run: those in which it can be killed, dead included."""
 
-_NO_OPTIONS = JobOptions()
+_EDITED = (
+    "payload", "queue", "sort_priority", "run_at", "lock_key", "limit_key", "limiter", "unique_key", "state",
+)  # fmt: skip
 
 
 class Edit(NamedTuple):
@@ -45,10 +47,7 @@ def edit(jid: str, change: Callable[[Job], Edit], *, using: str) -> Job:
     """
 
     def verb(connection: BaseDatabaseWrapper) -> Job:
-        rows = Job.objects.using(using).filter(jid=jid)
-        if connection.features.has_select_for_update:
-            rows = rows.select_for_update()
-        row = rows.first()
+        row = Job.objects.using(using).filter(jid=jid).select_for_update().first()
         if row is None:
             raise JobNotFound(jid)
         if row.state not in EDITABLE:
@@ -67,7 +66,7 @@ def edit(jid: str, change: Callable[[Job], Edit], *, using: str) -> Job:
 
 
 def _write(connection: BaseDatabaseWrapper, row: Job, new_values: Edit) -> None:
-    options = new_values.job.options or _NO_OPTIONS
+    options = new_values.job.options or NO_OPTIONS
     before, old_limiter_id = (row.lock_key, row.limit_key, row.queue, row.sort_priority), row.limiter
     row.payload, row.queue, row.sort_priority = new_values.job.text, new_values.job.queue, new_values.sort_priority
     row.run_at = new_values.run_at or row.run_at
@@ -78,27 +77,14 @@ def _write(connection: BaseDatabaseWrapper, row: Job, new_values: Edit) -> None:
         State.ENQUEUED,
         State.BLOCKED,
     )
-    # A job that moves to another lock, limit, queue or priority leaves its place, and is checked again at the new one.
-    was_blocked = row.state == State.BLOCKED
+    # A job that moves to another lock, limit, queue or priority leaves its place, and is checked again at the new one:
+    # `locks.block_if_locked` or the limiter of the next claim blocks it again if necessary.
     if is_moved:
         row.limiter = None
-    if is_moved and was_blocked:
-        row.state = (
-            State.ENQUEUED
-        )  # `locks.block_if_locked` or the limiter of the next claim blocks it again if necessary
-    columns: Sequence[str] = (
-        "payload",
-        "queue",
-        "sort_priority",
-        "run_at",
-        "lock_key",
-        "limit_key",
-        "limiter",
-        "unique_key",
-        "state",
-    )
+        if row.state == State.BLOCKED:
+            row.state = State.ENQUEUED
     Job.objects.using(connection.alias).filter(pk=row.pk, state__in=map(str, EDITABLE)).update(
-        **{column: getattr(row, column) for column in columns}
+        **{column: getattr(row, column) for column in _EDITED}
     )
     if is_moved:
         locks.block_if_locked(connection, [row.pk])

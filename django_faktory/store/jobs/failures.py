@@ -10,7 +10,6 @@ import copy
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from datetime import datetime, timedelta
 from random import Random
-from typing import Any
 
 from django.db import connections
 from django.db.backends.base.base import BaseDatabaseWrapper
@@ -33,8 +32,9 @@ from ...errors import FaktoryError, JobNotFound, UnknownJobType
 from ...models import Job, JobQuerySet, WorkerProcess
 from .. import alarm_records
 from ..batches import counters
+from ..chunks import chunks
 from ..deletion import delete_locked
-from ..dialects import dialect_of
+from ..dialects import clock_of, dialect_of
 from ..dialects.base import EndedRun, FailureColumns, Tally, holds
 from ..limits import limiters
 from ..locks import locks
@@ -63,8 +63,7 @@ def fail(
     unknown jid (W17).
     """
     results: list[FaktoryError | bool] = []
-    for start in range(0, len(failures), CHUNK):
-        chunk = failures[start : start + CHUNK]
+    for chunk in chunks(failures, CHUNK):
         # Inside a caller's transaction the last statement must not carry a COMMIT: only the caller may commit.
         transaction = _FailureTransaction(using, now, dead_for_s, rng, commits=not connections[using].in_atomic_block)
         results += run(using, transaction.build_verb(chunk))
@@ -94,7 +93,7 @@ def reap(
     def verb(connection: BaseDatabaseWrapper) -> int:
         transaction = _FailureTransaction(using, now, dead_for_s, rng)
         # Skip locked rows: the transaction that holds them may be ending the job or extending its reservation.
-        rows = list(transaction.lock_rows(overdue, skip_locked=True)[:limit])
+        rows = list(overdue.select_for_update(skip_locked=True)[:limit])
         unconfirmed = [job for job in rows if prefetch.is_unconfirmed(job)]
         if unconfirmed:
             transaction.release_rows(connection, unconfirmed)
@@ -127,7 +126,9 @@ def _expiry_failure(job: Job) -> Failure:
 
 
 def _cancellation_failure(job: Job) -> Failure:
-    return Failure(jid=job.jid, errtype="Cancelled", message=f"cancelled while worker {job.wid} ran it, and was lost")
+    return Failure(
+        jid=job.jid, errtype="Cancelled", message=f"cancelled, and its worker {job.wid} was lost while it ran"
+    )
 
 
 def interrupt(
@@ -140,21 +141,21 @@ def interrupt(
     another worker has it. A job that was interrupted `limit` times before fails instead.
     """
     results: list[FaktoryError | bool] = []
-    for start in range(0, len(interruptions), CHUNK):
-        chunk = {report.jid: report for report in interruptions[start : start + CHUNK]}
+    for portion in chunks(interruptions, CHUNK):
+        chunk = {report.jid: report for report in portion}
 
         def verb(
             connection: BaseDatabaseWrapper, chunk: dict[str, Interruption] = chunk
         ) -> tuple[set[str], list[EndedRun]]:
             transaction = _FailureTransaction(using, now, dead_for_s, rng)
             rows = Job.objects.using(using).filter(state=State.WORKING, jid__in=chunk).order_by("id")
-            held_jobs = [job for job in transaction.lock_rows(rows) if _is_sender(chunk[job.jid], job)]
+            held_jobs = [job for job in rows.select_for_update() if _is_sender(chunk[job.jid], job)]
             transaction.interrupt_rows(connection, held_jobs, limit=limit, reports=chunk)
             return {job.jid for job in held_jobs}, transaction.failed
 
         returned, failed = run(using, verb)
         on_failed(failed)
-        results += [report.jid in returned for report in interruptions[start : start + CHUNK]]
+        results += [report.jid in returned for report in portion]
     return results
 
 
@@ -163,7 +164,7 @@ def interrupt_workers(connection: BaseDatabaseWrapper, wids: Sequence[str], *, u
     transaction = _FailureTransaction(using, None, DEAD_FOR_S, _default_rng)
     # Waits for locked rows: the caller deletes the workers, so no later call would find a job skipped here.
     working = Job.objects.using(using).filter(state=State.WORKING, wid__in=wids).order_by("id")
-    held_jobs = list(transaction.lock_rows(working))
+    held_jobs = list(working.select_for_update())
     transaction.interrupt_rows(connection, held_jobs)
     return len(held_jobs)
 
@@ -187,9 +188,8 @@ def reclaim_lost(
     def verb(connection: BaseDatabaseWrapper) -> int:
         transaction = _FailureTransaction(using, now, dead_for_s, _default_rng)
         held_jobs = Job.objects.using(using).filter(state=State.WORKING, wid__in=wids).order_by("id")
-        return transaction.lose_rows(
-            connection, list(transaction.lock_rows(held_jobs, skip_locked=True)[:CHUNK]), reason=reason
-        )
+        locked = list(held_jobs.select_for_update(skip_locked=True)[:CHUNK])
+        return transaction.lose_rows(connection, locked, reason=reason)
 
     # At most `CHUNK` jobs per transaction: a worker may hold many, and their rows stay locked until the commit.
     while count := run(using, verb):
@@ -267,8 +267,8 @@ class _FailureTransaction:
         if reply is not None:
             rows = [Job.from_db(self.using, reply.columns, row) for row in reply.rows]
             return {job.jid: job for job in rows}, reply.now
-        jobs = Job.objects.using(self.using).filter(jid__in=jids).order_by("id")
-        return {job.jid: job for job in self.lock_rows(jobs)}, self.now
+        jobs = Job.objects.using(self.using).filter(jid__in=jids).order_by("id").select_for_update()
+        return {job.jid: job for job in jobs}, self.now
 
     def _reschedule(
         self, connection: BaseDatabaseWrapper, jobs: Sequence[tuple[Job, Failure]], clock: datetime | None
@@ -276,7 +276,7 @@ class _FailureTransaction:
         """Schedule locked rows for later, for jobs that were not started: counts nothing and uses no retry."""
         if not jobs:
             return
-        now = clock or self._clock(connection)
+        now = clock or clock_of(connection, self.now)
         self._collect_holds(job for job, _ in jobs)
         for job, failure in jobs:
             job.state, job.wid = State.SCHEDULED, ""
@@ -306,19 +306,12 @@ class _FailureTransaction:
     def write_changes(self, connection: BaseDatabaseWrapper, clock: datetime | None = None) -> None:
         """Update batches, locks, limiters and counters for the changed rows, in the lock order of ADR 0024."""
         if self._changes:
-            counters.record_changes(connection, self._changes, clock or self._clock(connection))
+            counters.record_changes(connection, self._changes, clock or clock_of(connection, self.now))
         locks.release(connection, self._lock_holders)
         limiters.release(connection, self._permits)
         if self._tally != Tally():
-            dialect_of(connection).save(connection, [], clock or self._clock(connection), self._tally)
+            dialect_of(connection).save(connection, [], clock or clock_of(connection, self.now), self._tally)
         self._clear()
-
-    def lock_rows(self, jobs: Any, *, skip_locked: bool = False) -> Any:
-        """Return these rows with row locks if the database has them; `skip_locked` omits rows locked elsewhere."""
-        features = connections[self.using].features
-        if not features.has_select_for_update:
-            return jobs
-        return jobs.select_for_update(skip_locked=skip_locked and features.has_select_for_update_skip_locked)
 
     def fail_rows(
         self,
@@ -333,7 +326,7 @@ class _FailureTransaction:
         # Late reports change no row but are counted (`total_late`).
         if not failed and not late:
             return 0
-        now = clock or self._clock(connection)
+        now = clock or clock_of(connection, self.now)
         self.failed = [counters.build_ended_run(job, now) for job, _ in failed]
         self._collect_holds(job for job, _ in failed)
         deleted: list[Job] = []
@@ -352,22 +345,8 @@ class _FailureTransaction:
         dialect.save(connection, _columns_to_save(kept), now, Tally())
         changes = [*((job, GONE) for job in deleted), *((job, State(job.state)) for job in kept)]
         self._changes += [counters.Change(job, to) for job, to in changes]
-        self._add_to_tally(tally)
+        self._tally += tally
         return len(failed)
-
-    def _add_to_tally(self, tally: Tally) -> None:
-        total = self._tally
-        self._tally = Tally(
-            processed=total.processed + tally.processed,
-            failed=total.failed + tally.failed,
-            late=total.late + tally.late,
-        )
-
-    def _clock(self, connection: BaseDatabaseWrapper) -> datetime:
-        if self.now:
-            return self.now
-        with connection.cursor() as cursor:
-            return dialect_of(connection).now(cursor)
 
     def lose_rows(self, connection: BaseDatabaseWrapper, jobs: Sequence[Job], *, reason: str = "") -> int:
         """Take locked rows from their lost workers, and return their number. Cancelled jobs are discarded."""
@@ -376,7 +355,7 @@ class _FailureTransaction:
         cancelled = [job for job in jobs if job.is_cancelled]
         lost = [job for job in jobs if not job.is_cancelled]
         self.fail_rows(connection, [(job, _cancellation_failure(job)) for job in cancelled])
-        now = self._clock(connection)
+        now = clock_of(connection, self.now)
         lock_holders = self._collect_holds(lost)
         for job in lost:
             self._apply_loss(job, now, reason)
@@ -384,7 +363,7 @@ class _FailureTransaction:
         dead = sum(job.state == State.DEAD for job in lost)
         self._changes += [counters.Change(job, State(job.state)) for job in lost]
         # A loss counts as a run only if it is the last: a job that returns to its queue has not been processed.
-        self._add_to_tally(Tally(processed=dead, failed=dead))
+        self._tally += Tally(processed=dead, failed=dead)
         self.write_changes(connection, now)
         # If a job's lock had expired before, another job may hold it by now: then this one has to wait.
         locks.block_if_locked(connection, [job.pk for job in lock_holders])
@@ -410,7 +389,7 @@ class _FailureTransaction:
             failed += [(job, interruption_failure(reports[job.jid])) for job in returned if job.interruptions >= limit]
             returned = [job for job in returned if job.interruptions < limit]
         self.fail_rows(connection, failed)
-        now = self._clock(connection)
+        now = clock_of(connection, self.now)
         lock_holders = self._collect_holds(returned)
         for job in returned:
             # Clear the expiry: the job was started in time. Leave the unique key as it is: a job that is unique until

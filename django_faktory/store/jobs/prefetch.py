@@ -14,6 +14,7 @@ from django.db.backends.base.base import BaseDatabaseWrapper
 
 from ...core.payloads import Delivery, FetchRequest, Reservation
 from ...models import Job
+from ..chunks import chunks
 from ..dialects import dialect_of
 from ..dialects.base import ClaimSlot
 from ..transactions import run
@@ -56,8 +57,7 @@ def confirm(deliveries: Sequence[Delivery], *, using: str, now: datetime | None 
     Skips locked rows and returns their jids: a running transaction may be ending these jobs, confirm them again later.
     """
     skipped_jids: set[str] = set()
-    for start in range(0, len(deliveries), CHUNK):
-        chunk = deliveries[start : start + CHUNK]
+    for chunk in chunks(deliveries, CHUNK):
         skipped_jids |= run(
             using,
             lambda connection, chunk=chunk: dialect_of(connection).confirm(connection, chunk, now),  # type: ignore[misc]

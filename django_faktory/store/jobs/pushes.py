@@ -1,4 +1,7 @@
-"""Push sets of jobs. Rule: W10."""
+"""Store sets of jobs: `Dialect.insert` sends the INSERT. Rule: W10.
+
+Jobs with a unique key or a batch go through `unique_push`.
+"""
 
 from __future__ import annotations
 
@@ -47,7 +50,7 @@ def push(jobs: Sequence[JobPayload], *, using: str, now: datetime | None = None)
         if may_exist and len(places) > CHUNK:
             clock, may_exist = dialect.lock_stored(connection, [(place, distinct[place]) for place in places], now)
         for start in range(0, len(places), CHUNK):
-            # For each statement anew: 10,000 pairs at once would make the garbage collector run more often.
+            # Built for each statement: 10,000 pairs at once would make the garbage collector run more often.
             ordered = [(place, distinct[place]) for place in places[start : start + CHUNK]]
             blocked_keys = dialect.insert(connection, ordered, clock, may_exist=may_exist)
             # Check the keys of blocked jobs again after the commit: their holder may be releasing the lock now, and

@@ -11,6 +11,7 @@ from django.db.models import Q
 from ...core.lifecycle import State
 from ...core.payloads import Reservation
 from ...models import Job, JobQuerySet
+from ..chunks import chunks
 from ..limits import limiters
 from ..locks import locks
 from ..transactions import run
@@ -34,8 +35,7 @@ def release(reservations: Sequence[Reservation], *, using: str) -> int:
     Each job is enqueued with its old `enqueued_at`, so at its old place. Jobs that the caller no longer holds stay
     unchanged (W16).
     """
-    chunks = [reservations[start : start + CHUNK] for start in range(0, len(reservations), CHUNK)]
-    return sum(_release(chunk, using=using) for chunk in chunks)
+    return sum(_release(chunk, using=using) for chunk in chunks(reservations, CHUNK))
 
 
 def _release(reservations: Sequence[Reservation], *, using: str) -> int:
@@ -75,10 +75,7 @@ def release_rows(connection: BaseDatabaseWrapper, working: JobQuerySet) -> int:
     Locks and permits are read from the locked rows. Only these rows are changed: a job that starts to match the filter
     after the SELECT stays unchanged, because its locks and permits were not read.
     """
-    rows = working.order_by("id").only("lock_key", "lock_token", "permits")
-    if connection.features.has_select_for_update:
-        rows = rows.select_for_update()
-    jobs = list(rows)
+    jobs = list(working.order_by("id").only("lock_key", "lock_token", "permits").select_for_update())
     if not jobs:
         return 0
     # Jobs, lock rows, limiters: the lock order of all transactions (ADR 0024).

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterator
+from collections.abc import Collection
 from typing import Any, NamedTuple
 
 from django.db.models import QuerySet
@@ -11,6 +11,7 @@ from ...core.json import jsontext
 from ...core.lifecycle import State
 from ...errors import InvalidPayload
 from ...models import Job, Tracking
+from ..chunks import chunks
 from ..transactions import run
 
 CHUNK = 500
@@ -31,7 +32,7 @@ class JobStatus(NamedTuple):
 def read_statuses(jids: Collection[str], *, using: str) -> list[JobStatus]:
     """Return the outcomes of the stored jobs among `jids`, in no defined order."""
     statuses = []
-    for chunk in _chunks(jids):
+    for chunk in chunks(list(jids), CHUNK):
         tracked = Tracking.objects.using(using).filter(jid__in=chunk).values_list("jid", "percent")
         percents = dict(_fetch(tracked))
         rows = Job.objects.using(using).filter(jid__in=chunk)
@@ -57,9 +58,3 @@ def _error(state: State, errtype: str, failure: str) -> str:
     # The class name without its module, as the history shows it; jobs that were killed manually have no error type.
     error_name = errtype.rpartition(".")[2] or str(state).capitalize()
     return f"{error_name}: {message or 'the job was dropped'}"
-
-
-def _chunks(jids: Collection[str]) -> Iterator[list[str]]:
-    all_jids = list(jids)
-    for start in range(0, len(all_jids), CHUNK):
-        yield all_jids[start : start + CHUNK]

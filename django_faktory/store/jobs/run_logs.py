@@ -12,6 +12,7 @@ from django.db.backends.base.base import BaseDatabaseWrapper
 from ...core.lifecycle import State
 from ...core.payloads import Ack
 from ...models import Job
+from ..chunks import chunks
 from ..dialects.base import JOB, holds
 from ..transactions import limited_lock_wait, run
 from . import history
@@ -29,8 +30,8 @@ def keep_logs(acks: Sequence[Ack], *, using: str) -> None:
     lines again. Raise BrokerUnavailable if the database is unavailable, LockTimeout after `LOCK_WAIT_S`.
     """
     with limited_lock_wait(LOCK_WAIT_S):
-        for start in range(0, len(acks), CHUNK):
-            run(using, _Append(acks[start : start + CHUNK], using).execute)
+        for chunk in chunks(acks, CHUNK):
+            run(using, _Append(chunk, using).execute)
 
 
 class _Append:
@@ -44,9 +45,7 @@ class _Append:
         """Lock the rows that these runs hold, and write their histories."""
         # By jid only: with the state, MariaDB may walk the index of running jobs and wait for rows of other workers.
         # In the order of the key, as all transactions lock jobs (ADR 0024).
-        rows = Job.objects.using(self.using).filter(jid__in=list(self.acks)).order_by("pk")
-        if connection.features.has_select_for_update:
-            rows = rows.select_for_update()
+        rows = Job.objects.using(self.using).filter(jid__in=list(self.acks)).order_by("pk").select_for_update()
         values: list[int | str] = []
         keys: list[int] = []
         for job in rows.only("jid", "state", "wid", "attempt", "started_at", "history"):

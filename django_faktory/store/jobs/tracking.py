@@ -20,7 +20,7 @@ from ...core.lifecycle import LIVE, State
 from ...core.payloads import Tracked, TrackUpdate, is_storable
 from ...errors import InvalidPayload
 from ...models import Job, JobQuerySet, Tracking
-from ..dialects import dialect_of
+from ..dialects import clock_of
 from ..transactions import run
 
 CHUNK = 500
@@ -58,10 +58,9 @@ class _ProgressUpdate:
         """Store the update if its job exists and, if it names an attempt, that attempt is still running."""
         job = Job.objects.using(self.using).filter(jid=self.update.jid)
         attempt = self.update.attempt
-        if not (job.exists() if attempt is None else _is_running(connection, job.filter(attempt=attempt))):
+        if not (job.exists() if attempt is None else _is_running(job.filter(attempt=attempt))):
             return
-        with connection.cursor() as cursor:
-            clock = self.now or dialect_of(connection).now(cursor)
+        clock = clock_of(connection, self.now)
         # The update makes the job a tracked job: keep its row for at least `TRACKED_FOR` after its end.
         job.filter(Q(result_ttl=None) | Q(result_ttl__lt=TRACKED_FOR_S)).update(result_ttl=TRACKED_FOR_S)
         job.filter(purge_at__lt=clock + TRACKED_FOR).update(purge_at=clock + TRACKED_FOR)
@@ -84,13 +83,12 @@ class _ProgressUpdate:
         reserved.update(reserved_until=until)
 
 
-def _is_running(connection: BaseDatabaseWrapper, attempt: JobQuerySet) -> bool:
+def _is_running(attempt: JobQuerySet) -> bool:
     """Return True if the attempt is still running; lock the job.
 
     Without the lock, a late update of an attempt could overwrite its final one.
     """
-    working = attempt.filter(state=State.WORKING).values_list("pk", flat=True)
-    return bool(list(working.select_for_update() if connection.features.has_select_for_update else working))
+    return bool(list(attempt.filter(state=State.WORKING).select_for_update().values_list("pk", flat=True)))
 
 
 def track_get(jids: Sequence[str], *, using: str) -> list[Tracked]:

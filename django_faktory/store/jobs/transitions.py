@@ -15,7 +15,7 @@ from django.db.backends.base.base import BaseDatabaseWrapper
 from django.db.models import Case, DateTimeField, Value, When
 from django.db.models.functions import Now
 
-from ...core.lifecycle import DEAD_FOR_S, GONE, Event, State, sources
+from ...core.lifecycle import GONE, Event, State, sources
 from ...models import Job, JobLock, JobQuerySet
 from ..batches import counters
 from ..deletion import delete_locked
@@ -24,38 +24,16 @@ from ..limits import limiters
 from ..locks import locks
 from ..transactions import run
 
-CHUNK = 500
 DISCARDED_FOR = timedelta(days=1)
 """How long the row of a discarded Django task is kept for its result."""
 
 Change = Callable[[JobQuerySet], int]
 
 
-def requeue(ids: Sequence[int], *, using: str) -> int:
-    """Enqueue scheduled, retrying and dead jobs now, and return how many changed. Their failures stay readable."""
-    return _in_chunks(ids, requeued, using)
-
-
-def kill(ids: Sequence[int], *, using: str, dead_for_s: int = DEAD_FOR_S) -> int:
-    """Move scheduled, enqueued, blocked and retrying jobs to dead, and return how many changed.
-
-    A job that is dead already gets a new `finished_at` and `purge_at`.
-    """
-    return _in_chunks(ids, killed(dead_for_s), using)
-
-
-def discard(ids: Sequence[int], *, using: str) -> int:
-    """Discard jobs that are not running, and return their number.
-
-    Rows with a `result_ttl` are kept as discarded for `DISCARDED_FOR`, other rows are deleted.
-    """
-    return _in_chunks(ids, discarded, using)
-
-
 def defer(times: Mapping[int, datetime], *, using: str) -> int:
-    """Schedule the retries of failed jobs: `times` maps at most `CHUNK` ids to times. Return how many changed.
+    """Schedule the retries of failed jobs: `times` maps at most `bulk.CHUNK` ids to times. Return how many changed.
 
-    As with `requeue`, the failure stays readable and counts.
+    As with `requeued`, the failure stays readable and counts.
     """
     whens = [When(pk=pk, then=Value(moment, DateTimeField())) for pk, moment in times.items()]
 
@@ -81,9 +59,7 @@ def free_locks(tokens: Sequence[int], *, using: str) -> int:
 
     def verb(connection: BaseDatabaseWrapper) -> int:
         # In the order of the keys, the lock order of lock rows (ADR 0024).
-        rows = JobLock.objects.using(using).filter(pk__in=tokens).order_by("key")
-        if connection.features.has_select_for_update:
-            rows = rows.select_for_update()
+        rows = JobLock.objects.using(using).filter(pk__in=tokens).order_by("key").select_for_update()
         key_by_token = dict(rows.values_list("pk", "key"))
         JobLock.objects.using(using).filter(pk__in=list(key_by_token)).delete()
         locks.make_next_ready(connection, sorted(key_by_token.values()))
@@ -118,7 +94,10 @@ def lock_rows(jobs: JobQuerySet) -> JobQuerySet:
 
 
 def requeued(jobs: JobQuerySet) -> int:
-    """Apply `requeue` to a queryset: the jobs are placed last among jobs of the same queue and priority."""
+    """Enqueue scheduled, retrying and dead jobs now, and return how many changed. Their failures stay readable.
+
+    They are placed last among jobs of the same queue and priority.
+    """
     legal = lock_rows(jobs.in_state(*sources(Event.REQUEUE)))
     keyed = list(legal.filter(lock_key__isnull=False).values_list("pk", flat=True))
     count = legal.update(state=State.ENQUEUED, enqueued_at=Now(), run_at=None, wid="", finished_at=None, purge_at=None)
@@ -128,7 +107,10 @@ def requeued(jobs: JobQuerySet) -> int:
 
 
 def killed(dead_for_s: int) -> Change:
-    """Return the change that applies `kill` to a queryset. It is no failure, so no counter changes."""
+    """Return the change that moves scheduled, enqueued, blocked and retrying jobs to dead, and returns their number.
+
+    A job that is dead already gets a new `finished_at` and `purge_at`. A kill is no failure, so no counter changes.
+    """
     purge_at = Now() + timedelta(seconds=dead_for_s)
 
     def change(jobs: JobQuerySet) -> int:
@@ -150,7 +132,10 @@ def killed(dead_for_s: int) -> Change:
 
 
 def discarded(jobs: JobQuerySet) -> int:
-    """Apply `discard` to a queryset, and return the number of jobs discarded or deleted."""
+    """Discard jobs that are not running, and return their number.
+
+    Rows with a `result_ttl` are kept as discarded for `DISCARDED_FOR`, other rows are deleted.
+    """
     legal = lock_rows(jobs.in_state(*sources(Event.DISCARD)))
     keys, limiter_ids = locks.keys_of(legal), limiters.find_limiters_of(legal)
     others, members, rows = counters.split_members(legal)
@@ -182,16 +167,3 @@ def purged(jobs: JobQuerySet) -> int:
     deleted = delete_locked(legal)
     counters.record_all(jobs.db, dead, GONE)
     return deleted
-
-
-def _in_chunks(ids: Sequence[int], change: Change, using: str) -> int:
-    """Apply `change` to these jobs, at most `CHUNK` per transaction."""
-    changed = 0
-
-    def verb(_: BaseDatabaseWrapper) -> int:
-        return change(Job.objects.using(using).filter(pk__in=chunk))
-
-    for start in range(0, len(ids), CHUNK):
-        chunk = ids[start : start + CHUNK]
-        changed += run(using, verb)
-    return changed

@@ -7,34 +7,32 @@ succeed. The second insert waits for the first transaction and then sees its res
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from contextlib import nullcontext
 from datetime import datetime, timedelta
 from functools import partial
 from operator import itemgetter
-from typing import Any, TypeVar
+from typing import Any
 
 import msgspec
 from django.db import IntegrityError, transaction
 from django.db.backends.base.base import BaseDatabaseWrapper
 
-from ...core.job_options import JobOptions
 from ...core.lifecycle import FINISHED, LIVE, State
 from ...core.payloads import JobPayload
 from ...errors import FaktoryError, NotUnique
 from ...models import Job
 from ..batches import membership
+from ..chunks import chunks
 from ..deletion import delete_locked
-from ..dialects import dialect_of
+from ..dialects import clock_of, dialect_of
 from ..dialects.base import JOB, OrderedJobs, insertion_key, marks, unique_key_of
+from ..dialects.job_columns import NO_OPTIONS
 from ..locks import locks
 
 CHUNK = 500
 MAX_ROUNDS = 4
 """Maximum attempts of the slow path: each retry means that another push committed between lookup and insert."""
-
-_NO_OPTIONS = JobOptions()
-V = TypeVar("V")
 
 
 def push(
@@ -81,7 +79,7 @@ def _insert_directly(
         now, _ = dialect.lock_stored(connection, jobs, now)
     decided_jids: set[str] = set()
     refusals: dict[str, FaktoryError] = {}
-    for chunk in _chunks(first_jobs):
+    for chunk in chunks(first_jobs, CHUNK):
         stored = dialect.insert_if_absent(connection, chunk, now)
         now = stored.now
         locks.promote_waiters_later(connection, stored.blocked)
@@ -111,8 +109,7 @@ def _push_slow_path(
 def _push_once(
     connection: BaseDatabaseWrapper, placed_jobs: OrderedJobs, *, now: datetime | None, callback_of: str | None
 ) -> dict[str, FaktoryError]:
-    with connection.cursor() as cursor:
-        clock = now or dialect_of(connection).now(cursor)
+    clock = clock_of(connection, now)
     jobs = [job for _, job in placed_jobs]
     # Lock order (ADR 0024): existing jobs, then batches, then lock rows, and new jobs last.
     keys = sorted({key for job in jobs if (key := unique_key_of(job))})
@@ -187,45 +184,43 @@ def _clear_expired_keys(
     jobs = Job.objects.using(connection.alias)
     overdue = [
         pk
-        for chunk in _chunks(keys)
+        for chunk in chunks(keys, CHUNK)
         for pk in jobs.filter(unique_key__in=chunk, unique_expires_at__lte=now).values_list("pk", flat=True)
     ]
-    for ids in _chunks(sorted({*overdue, *replaced})):
+    for ids in chunks(sorted({*overdue, *replaced}), CHUNK):
         if connection.features.has_select_for_update:
             list(jobs.filter(pk__in=ids).order_by("pk").select_for_update().values_list("pk", flat=True))
-    for ids in _chunks(overdue):
+    for ids in chunks(overdue, CHUNK):
         jobs.filter(pk__in=ids, unique_key__in=keys, unique_expires_at__lte=now).update(unique_key=None)
 
 
 def _find_stored(connection: BaseDatabaseWrapper, jids: Sequence[str]) -> dict[str, Job]:
     jobs = Job.objects.using(connection.alias).only("jid", "state", "attempt", "bid", "callback_of")
-    return {job.jid: job for chunk in _chunks(jids) for job in jobs.filter(jid__in=chunk)}
+    return {job.jid: job for chunk in chunks(jids, CHUNK) for job in jobs.filter(jid__in=chunk)}
 
 
 def _find_holders(connection: BaseDatabaseWrapper, keys: Sequence[str]) -> dict[str, str]:
     """Map each unique key to the jid that holds it."""
     jid_by_key = Job.objects.using(connection.alias).values_list("unique_key", "jid")
-    return {key: jid for chunk in _chunks(keys) for key, jid in jid_by_key.filter(unique_key__in=chunk) if key}
+    return {key: jid for chunk in chunks(keys, CHUNK) for key, jid in jid_by_key.filter(unique_key__in=chunk) if key}
 
 
 def _replace(connection: BaseDatabaseWrapper, finished: Sequence[int], rows: Sequence[_NewRow]) -> None:
     """Delete the finished rows with the same jids, then insert the new rows in insertion order."""
-    for chunk in _chunks(sorted(finished)):
+    for chunk in chunks(sorted(finished), CHUNK):
         delete_locked(Job.objects.using(connection.alias).filter(pk__in=chunk).in_state(*FINISHED))
     if not rows:
         return
     columns = msgspec.structs.fields(_NewRow)
     # Not `bulk_create`: it takes 200 µs of CPU for each job, during which SQLite's other writers wait.
-    start, row_marks = (
-        f"INSERT INTO {JOB} ({', '.join(column.name for column in columns)}) VALUES ",
-        f"({marks(columns)})",
-    )
+    insert = f"INSERT INTO {JOB} ({', '.join(column.name for column in columns)}) VALUES "
+    row_marks = f"({marks(columns)})"
     ordered = sorted(rows, key=lambda row: insertion_key(row.jid, row.unique_key))
     count = min(CHUNK, (connection.features.max_query_params or CHUNK * len(columns)) // len(columns))
     with connection.cursor() as cursor:
-        for first in range(0, len(ordered), count):
-            values = [msgspec.structs.astuple(row) for row in ordered[first : first + count]]
-            cursor.execute(start + ", ".join([row_marks] * len(values)), [value for row in values for value in row])
+        for portion in chunks(ordered, count):
+            values = [msgspec.structs.astuple(row) for row in portion]
+            cursor.execute(insert + ", ".join([row_marks] * len(values)), [value for row in values for value in row])
 
 
 class _NewRow(msgspec.Struct):
@@ -262,7 +257,7 @@ def _build_row(job: JobPayload, now: datetime, place: datetime, adapt: Callable[
     Rows are inserted in the order of jids and keys, so only `place` keeps the order in which they were pushed. `adapt`
     turns a time into the database's form.
     """
-    options = job.options or _NO_OPTIONS
+    options = job.options or NO_OPTIONS
     due_at = job.at if job.at and job.at > now else None
     return _NewRow(
         jid=job.jid,
@@ -287,8 +282,3 @@ def _build_row(job: JobPayload, now: datetime, place: datetime, adapt: Callable[
         bid=options.bid,
         about=options.about,
     )
-
-
-def _chunks(values: Sequence[V]) -> Iterator[Sequence[V]]:
-    for start in range(0, len(values), CHUNK):
-        yield values[start : start + CHUNK]

@@ -13,7 +13,7 @@ from django.db.models.functions import Now
 from ...core.lifecycle import State
 from ...core.limits import Allowance, Scope, family_of
 from ...models import Job, Limit, Limiter
-from ..dialects import dialect_of
+from ..dialects import clock_of
 from ..transactions import run
 from . import limiters
 
@@ -48,7 +48,7 @@ def save_limit(scope: str, name: str, allowance: Allowance, *, using: str, origi
 
 
 def pause(names: Iterable[str], *, using: str) -> list[str]:
-    """Let no job of these tasks start from now on; return the tasks that were not paused before.
+    """Stop jobs of these tasks from starting; return the tasks that were not paused before.
 
     Running jobs continue.
     """
@@ -56,8 +56,7 @@ def pause(names: Iterable[str], *, using: str) -> list[str]:
     for name in sorted(set(names)):
 
         def verb(connection: BaseDatabaseWrapper, name: str = name) -> bool:
-            with connection.cursor() as cursor:
-                now = dialect_of(connection).now(cursor)
+            now = clock_of(connection)
             limit = _lock_limit(connection, Scope.TASK, name)
             if limit is None:
                 limit = _insert(connection, Limit(scope=Scope.TASK, name=name, paused_at=now))
@@ -122,10 +121,7 @@ def remove(limit: Limit, *, using: str) -> None:
             return []
         # Both limits are locked by now, so no edit of the family's limit can miss a limiter that moves to it.
         own_limiters = Limiter.objects.using(using).filter(limit_id=limit.pk)
-        locked = own_limiters.order_by("pk")
-        if connection.features.has_select_for_update:
-            locked = locked.select_for_update()
-        ids = [limiter.pk for limiter in locked]
+        ids = [limiter.pk for limiter in own_limiters.order_by("pk").select_for_update()]
         family_limit = limits.get(family_of(limit.name)) if limit.scope == Scope.KEY else None
         # The key falls back to the limit of its family, together with its running and blocked jobs.
         if family_limit is not None and family_limit.pk != limit.pk:
@@ -200,8 +196,7 @@ def _allowance_fields(allowance: Allowance) -> dict[str, int | None]:
 
 
 def _lock_limits(connection: BaseDatabaseWrapper, scope: str, names: Collection[str]) -> QuerySet[Limit]:
-    rows = Limit.objects.using(connection.alias).filter(scope=scope, name__in=names).order_by("pk")
-    return rows.select_for_update() if connection.features.has_select_for_update else rows
+    return Limit.objects.using(connection.alias).filter(scope=scope, name__in=names).order_by("pk").select_for_update()
 
 
 def _save(connection: BaseDatabaseWrapper, limit: Limit) -> Limit:
@@ -215,9 +210,7 @@ def _save(connection: BaseDatabaseWrapper, limit: Limit) -> Limit:
     else:
         rows.bulk_create([limiters.build_limiter(limit, limit.name)], ignore_conflicts=True)
     own_limiters = rows.filter(limit=limit)
-    locked = own_limiters.order_by("pk")
-    if connection.features.has_select_for_update:
-        locked = locked.select_for_update()
+    locked = own_limiters.order_by("pk").select_for_update()
     uncounted = [limiter.pk for limiter in locked if _must_count_running(limiter, limit)]
     capacity = limit.allowance.capacity
     own_limiters.filter(rate=None).update(tokens=capacity, filled_at=Now())  # a new rate starts with a full bucket

@@ -180,10 +180,8 @@ def create_limiters(keys: Sequence[str], *, using: str) -> None:
     The limit is that of the key or of its family.
     """
 
-    def verb(connection: BaseDatabaseWrapper) -> None:
-        limits = _limits_of(keys, using).order_by("id")
-        if connection.features.has_select_for_update:
-            limits = limits.select_for_update()
+    def verb(_: BaseDatabaseWrapper) -> None:
+        limits = _limits_of(keys, using).order_by("id").select_for_update()
         limit_by_name = {limit.name: limit for limit in limits}
         limit_of = {key: limit_by_name.get(key) or limit_by_name.get(family_of(key)) for key in keys}
         rows = [build_limiter(limit, key) for key, limit in limit_of.items() if limit is not None]
@@ -391,10 +389,7 @@ def _unpause_counted(connection: BaseDatabaseWrapper, limiter_id: int) -> None:
 
     Limits are locked before limiters.
     """
-    limits = Limit.objects.using(connection.alias).filter(limiters=limiter_id)
-    if connection.features.has_select_for_update:
-        limits = limits.select_for_update()
-    for limit in limits:
+    for limit in Limit.objects.using(connection.alias).filter(limiters=limiter_id).select_for_update():
         Limiter.objects.using(connection.alias).filter(pk=limiter_id).update(is_paused=limit.paused_at is not None)
 
 

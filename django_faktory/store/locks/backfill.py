@@ -19,7 +19,6 @@ from ...core.payloads import JobPayload
 from ...errors import InvalidPayload
 from ...models import Job
 from ..jobs import scan
-from ..maintenance.due import skip_locked
 from ..transactions import run
 from . import locks
 
@@ -73,7 +72,8 @@ def _give_keys(
     matching = jobs.filter(pk__in=ids) if queues is None else jobs.filter(pk__in=ids, queue__in=queues)
     ids_by_key: dict[str, list[int]] = defaultdict(list)
     # Waiting for a claim's transaction would gain nothing: the claimed job already runs without a key.
-    for row in skip_locked(matching.order_by("pk").only("jid", "jobtype", "queue", "sort_priority", "payload")):
+    rows = matching.order_by("pk").only("jid", "jobtype", "queue", "sort_priority", "payload")
+    for row in rows.select_for_update(skip_locked=True):
         if key := _key_of(row, add_key):
             ids_by_key[key].append(row.pk)
     for key, job_ids in ids_by_key.items():

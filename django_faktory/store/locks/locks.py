@@ -23,7 +23,8 @@ from ...core.lifecycle import State
 from ...core.logs import get_logger
 from ...core.payloads import Reservation
 from ...models import Job, JobLock, JobQuerySet
-from ..dialects import dialect_of
+from ..chunks import chunks
+from ..dialects import clock_of, dialect_of
 from ..dialects.base import JOB, LOCK, marks
 from ..jobs import scan
 from ..transactions import after_commit, retry_skipped, run
@@ -82,7 +83,7 @@ def acquire_locks_in(
 ) -> dict[str, int]:
     """Acquire locks as part of a transaction; return the tokens by jid.
 
-    The caller settles the keys of the jobs without a token after the commit.
+    The caller passes the keys of the jobs without a token to `promote_waiters` after the commit.
     """
     # The sort is stable: the first job of a key by priority stays its first, and receives the lock.
     reservations = sorted(reservations, key=lambda job: job.lock_key or "")
@@ -93,9 +94,8 @@ def acquire_locks_in(
 def _acquire_locks(
     connection: BaseDatabaseWrapper, reservations: Sequence[Reservation], lease_s: float, now: datetime | None
 ) -> dict[str, int]:
-    rows = Job.objects.using(connection.alias).filter(jid__in=[job.jid for job in reservations]).order_by("id")
-    if connection.features.has_select_for_update:
-        rows = rows.select_for_update()
+    rows = Job.objects.using(connection.alias).filter(jid__in=[job.jid for job in reservations])
+    rows = rows.order_by("id").select_for_update()
     # Rows are compared with the claims after they are locked: a job can be taken from its worker between the claim and
     # this statement.
     stored = {row.jid: row for row in rows.only("jid", "state", "wid", "attempt", "lock_token", "permits")}
@@ -103,8 +103,7 @@ def _acquire_locks(
     first_by_key: dict[str, Reservation] = {}
     for job in claimed:
         first_by_key.setdefault(job.lock_key or "", job)
-    with connection.cursor() as cursor:
-        clock = now or dialect_of(connection).now(cursor)
+    clock = clock_of(connection, now)
     tokens = _insert_locks(connection, first_by_key, clock, timedelta(seconds=lease_s))
     jobs = Job.objects.using(connection.alias)
     for jid, token in tokens.items():
@@ -161,9 +160,7 @@ def _block_siblings(connection: BaseDatabaseWrapper, keys: Sequence[str]) -> Non
     if not keys:
         return
     jobs = Job.objects.using(connection.alias).in_state(State.ENQUEUED)
-    ready = jobs.filter(lock_key__in=keys)
-    if connection.features.has_select_for_update_skip_locked:
-        ready = ready.select_for_update(skip_locked=True)
+    ready = jobs.filter(lock_key__in=keys).select_for_update(skip_locked=True)
     ids = list(ready.values_list("pk", flat=True)[:CHUNK])
     if ids:
         # Without a limiter: from now on the release of the lock makes them ready.
@@ -195,7 +192,7 @@ def make_next_ready(connection: BaseDatabaseWrapper, keys: Sequence[str]) -> set
     """Make the next jobs of these keys ready, inside a transaction; return the skipped keys.
 
     A key is skipped if its next job's row was locked by another transaction, which may end without changing it. Skipped
-    keys are settled after the commit.
+    keys are passed to `promote_waiters` after the commit.
     """
     queues, skipped = dialect_of(connection).make_next_ready(connection, keys)
     notify_ready(connection, queues)
@@ -271,11 +268,8 @@ def promote_waiters(keys: Collection[str], *, using: str) -> None:
         return
 
     def verb(connection: BaseDatabaseWrapper, chunk: Sequence[str]) -> set[str]:
-        locks = JobLock.objects.using(using).filter(key__in=chunk).order_by("key")
-        if connection.features.has_select_for_update:
-            locks = locks.select_for_update()
-        with connection.cursor() as cursor:
-            now = dialect_of(connection).now(cursor)
+        locks = JobLock.objects.using(using).filter(key__in=chunk).order_by("key").select_for_update()
+        now = clock_of(connection)
         # The time is read before the rows are locked, so a lock that expires while waiting still counts as held;
         # `mark_expired` handles it.
         held_keys = {key for key, expires_at in locks.values_list("key", "expires_at") if expires_at > now}
@@ -287,9 +281,9 @@ def promote_waiters(keys: Collection[str], *, using: str) -> None:
 
     def promote(keys: Sequence[str]) -> Sequence[str]:
         skipped: set[str] = set()
-        for start in range(0, len(keys), CHUNK):
+        for chunk in chunks(keys, CHUNK):
             # The change is committed: a lock timeout must not make the caller repeat it.
-            skipped |= run(using, partial(verb, chunk=keys[start : start + CHUNK]), raises_lock_timeout=False)
+            skipped |= run(using, partial(verb, chunk=chunk), raises_lock_timeout=False)
         return sorted(skipped)
 
     retry_skipped(using, promote, sorted(keys))
@@ -346,8 +340,7 @@ def _extend(locks: Any, *, skip_locked: bool = False) -> int:
     def verb(connection: BaseDatabaseWrapper) -> int:
         extendable = locks
         if connection.features.has_select_for_update:  # in key order, which an UPDATE does not keep
-            skips_locked = skip_locked and connection.features.has_select_for_update_skip_locked
-            rows = locks.order_by("key").select_for_update(skip_locked=skips_locked)
+            rows = locks.order_by("key").select_for_update(skip_locked=skip_locked)
             tokens = list(rows.values_list("pk", flat=True))
             extendable = JobLock.objects.using(locks.db).filter(pk__in=tokens)
         extended: int = extendable.update(expires_at=new_expiry, is_lapsed=False)
@@ -378,9 +371,7 @@ def mark_expired(*, using: str, limit: int = CHUNK) -> int:
     def verb(connection: BaseDatabaseWrapper) -> int:
         earliest = expired_locks(using=using).order_by("expires_at").values_list("key", flat=True)
         expired = expired_locks(using=using).filter(key__in=list(earliest[:limit])).order_by("key")
-        if connection.features.has_select_for_update_skip_locked:
-            expired = expired.select_for_update(skip_locked=True)
-        keys = list(expired.values_list("key", flat=True))
+        keys = list(expired.select_for_update(skip_locked=True).values_list("key", flat=True))
         if keys:
             JobLock.objects.using(using).filter(key__in=keys).update(is_lapsed=True)
             make_next_ready(connection, keys)
@@ -431,8 +422,7 @@ def sweep(
 def _find_stuck_keys(keys: Collection[str], using: str) -> set[str]:
     """Return those of these keys that no job holds and for which no job is ready."""
     ordered, stuck_keys = sorted(keys), set()
-    for start in range(0, len(ordered), KEY_CHUNK):
-        chunk = ordered[start : start + KEY_CHUNK]
+    for chunk in chunks(ordered, KEY_CHUNK):
         held_keys = unmarked_locks(using=using).filter(key__in=chunk).values_list("key", flat=True)
         free = sorted(set(chunk) - set(run(using, lambda _, held_keys=held_keys: list(held_keys), atomic=False)))  # type: ignore[misc]  # a default is no parameter to mypy
         if free:

@@ -18,7 +18,7 @@ from ...core.lifecycle import FINISHED, GONE, WAITING, Event, State, sources
 from ...models import Job, JobQuerySet
 from ..batches import counters
 from ..deletion import delete_locked
-from ..dialects import dialect_of
+from ..dialects import clock_of
 from ..limits import limiters
 from ..locks import locks
 from ..transactions import run
@@ -34,12 +34,11 @@ def enqueue_due(*, using: str, now: datetime | None = None, limit: int = CHUNK) 
     def verb(connection: BaseDatabaseWrapper) -> set[str]:
         rows: list[tuple[int, str, str | None]] = []
         for jobs in find_waiting_jobs(connection, using=using):
-            due = skip_locked(jobs.filter(run_at__lte=now or Now()))
+            due = jobs.filter(run_at__lte=now or Now()).select_for_update(skip_locked=True)
             rows += due.values_list("pk", "queue", "lock_key")[: limit - len(rows)]
         if rows:
-            with connection.cursor() as cursor:
-                clock = now or dialect_of(connection).now(cursor)
-            # The state is checked again: without SKIP LOCKED another node may have enqueued the same rows.
+            clock = clock_of(connection, now)
+            # The state is checked again: on SQLite, without row locks, another node may have enqueued the same rows.
             Job.objects.using(using).filter(pk__in=[pk for pk, _, _ in rows]).in_state(*WAITING).update(
                 state=State.ENQUEUED, enqueued_at=clock, run_at=None, wid=""
             )
@@ -74,11 +73,10 @@ def expire(*, using: str, now: datetime | None = None, limit: int = CHUNK) -> in
         return 0
 
     def verb(connection: BaseDatabaseWrapper) -> int:
-        rows = list(skip_locked(expired.only(*counters.FIELDS, *_EXPIRY_FIELDS))[:limit])
+        rows = list(expired.only(*counters.FIELDS, *_EXPIRY_FIELDS).select_for_update(skip_locked=True)[:limit])
         if not rows:
             return 0
-        with connection.cursor() as cursor:
-            clock = now or dialect_of(connection).now(cursor)
+        clock = clock_of(connection, now)
         ready = [job for job in rows if job.state == State.ENQUEUED]
         # A ready job keeps later jobs of its key and limiter blocked, so its expiry has to make another one ready.
         locks.promote_waiters_later(connection, {job.lock_key for job in ready if job.lock_key})
@@ -126,12 +124,12 @@ def _is_partial(using: str) -> bool:
 def _clear_expiries(using: str, now: datetime | None) -> None:
     """Remove finished rows from the head of the expiry index (MariaDB), a bounded number at a time.
 
-    The index has no condition there. Otherwise each look at the head would read past every finished row that is kept.
+    The index has no condition there. Otherwise each read of the head would read past every finished row that is kept.
     """
     finished = find_expiring_jobs(using=using).in_state(*FINISHED).filter(expires_at__lte=now or Now())
 
     def verb(_: BaseDatabaseWrapper) -> int:
-        ids = list(skip_locked(finished).values_list("pk", flat=True)[:CHUNK])
+        ids = list(finished.select_for_update(skip_locked=True).values_list("pk", flat=True)[:CHUNK])
         Job.objects.using(using).filter(pk__in=ids).update(expires_at=None)
         return len(ids)
 
@@ -142,7 +140,6 @@ def _clear_expiries(using: str, now: datetime | None) -> None:
 
 def purge(*, using: str, now: datetime | None = None, limit: int = CHUNK) -> int:
     """Delete at most `limit` finished jobs after their retention; return how many."""
-
     due = _find_purgeable(using, now)
     if not due:
         return 0
@@ -150,7 +147,7 @@ def purge(*, using: str, now: datetime | None = None, limit: int = CHUNK) -> int
     def verb(_: BaseDatabaseWrapper) -> int:
         rows: list[Job] = []
         for jobs in due:
-            rows += skip_locked(jobs.only(*counters.FIELDS, "state"))[: limit - len(rows)]
+            rows += jobs.only(*counters.FIELDS, "state").select_for_update(skip_locked=True)[: limit - len(rows)]
         if not rows:
             return 0
         ids = [job.pk for job in rows]
@@ -175,12 +172,6 @@ def _find_purgeable(using: str, now: datetime | None) -> list[Any]:
     if _is_partial(using):
         return [jobs.in_state(*FINISHED)]
     queries = [jobs.filter(state=str(state)) for state in State if state in FINISHED]
-    # A look without locks: MariaDB locks the row behind the range too. Behind the last dead job in its index comes the
+    # Without locks: MariaDB locks the row behind the range too. Behind the last dead job in its index comes the
     # oldest job of a queue, and a FETCH would skip it.
     return run(using, lambda _: [query for query in queries if query.values_list("pk")[:1]], atomic=False)
-
-
-def skip_locked(jobs: Any) -> Any:
-    """Lock these rows and skip rows that another node has locked, where the database supports it."""
-    features = connections[jobs.db].features
-    return jobs.select_for_update(skip_locked=True) if features.has_select_for_update_skip_locked else jobs

@@ -2,7 +2,7 @@
 
 Does not read job rows. The listener reads all the time and is never in a transaction: one that stops reading would
 block the server's notification queue for every client. NOTIFY is a statement of its own, because inside the pushing
-transaction it takes a server-wide lock at its commit (reliability N1 to N3).
+transaction it takes a server-wide lock at its commit.
 """
 
 from __future__ import annotations
@@ -68,7 +68,7 @@ def notify(connection: BaseDatabaseWrapper, queues: Collection[str], senders: se
         with connection.cursor() as cursor:
             cursor.execute(_NOTIFY, [CHANNEL, payloads])
     except Error as error:
-        logger.debug("hint not sent error=%s", error)
+        logger.debug("notification not sent error=%s", error)
         with suppress(Error):
             connection.close()  # the connection may be broken: the next statement opens another
 
@@ -187,7 +187,7 @@ class PostgresListener(Listener):
             elif time.monotonic() >= until and self.hears_all:
                 # After a failover the old connection can stay open while `_send` reaches the new primary. The error
                 # makes `_run` reconnect.
-                raise ConnectionError("a test was sent and not heard: another server than that of new connections")
+                raise ConnectionError("the self-test did not arrive: LISTEN is on another server than new connections")
             elif time.monotonic() >= until:
                 return self._give_up()
         return True
@@ -207,15 +207,15 @@ class PostgresListener(Listener):
         trial = f"{CHANNEL}_{secrets.token_hex(8)}"
         session = process_of(connection, f"LISTEN {trial}")
         self._send(trial, _TEST)
-        give_up_at, is_heard = time.monotonic() + TEST_TIMEOUT_S, False
-        while not (is_heard or self._closed.is_set()) and time.monotonic() < give_up_at:
+        give_up_at, has_arrived = time.monotonic() + TEST_TIMEOUT_S, False
+        while not (has_arrived or self._closed.is_set()) and time.monotonic() < give_up_at:
             notifications = self._receive_next(connection, give_up_at)
-            is_heard = any(notification.channel == trial for notification in notifications)
+            has_arrived = any(notification.channel == trial for notification in notifications)
         # The pooler picks a session for each statement, so UNLISTEN may reach another one than LISTEN did.
         for _ in range(UNLISTEN_TRIES):
             if process_of(connection, f"UNLISTEN {trial}") == session:
                 break
-        return is_heard
+        return has_arrived
 
     def _receive_next(self, connection: Any, until: float) -> list[Any]:
         """Return the notifications that arrive next; an empty list on timeout or when closed."""

@@ -39,7 +39,7 @@ def announce(alias: str, queues: Collection[str]) -> None:
     """Notify listeners that these queues got work. Call it after the commit; inside a transaction it does nothing.
 
     Best effort: never raises, and drops a notification sent within the last `DEBOUNCE_S`. SQLite's listeners see the
-    commit itself. On other databases only processes of this node are notified; other nodes poll.
+    commit itself. On MariaDB only processes of this node are notified; other nodes poll.
     """
     connection = connections[alias]
     # A receiver that looks before the commit finds nothing, and may not look again before its next poll.

@@ -1,9 +1,9 @@
 """Notifications on SQLite: `PRAGMA data_version` changes when another connection has committed. Reads no job rows.
 
-On Linux inotify indicates when to look: the file is written just before the commit becomes visible, so after a write
-the listener looks at short, growing intervals. Elsewhere it looks at fixed intervals. Measured on a virtual machine
-where waking up is expensive (110 µs per look, 3 µs of it in SQLite): a look every 40 ms costs 0.28 % of a CPU, every 5
-ms 2 %. So it looks often only for a while after a change.
+On Linux inotify indicates when to poll: the file is written just before the commit becomes visible, so after a write
+the listener polls at short, growing intervals. Elsewhere it polls at fixed intervals. Measured on a virtual machine
+where waking up is expensive (110 µs per poll, 3 µs of it in SQLite): a poll every 40 ms costs 0.28 % of a CPU, every
+5 ms 2 %. So it polls often only for a while after a change.
 """
 
 from __future__ import annotations
@@ -118,7 +118,7 @@ class SqliteListener(Listener):
             return version != previous
 
     def _read(self) -> int:
-        # Cleared before the look, so that a write after it counts as new. The write may belong to a commit that is not
+        # Cleared before the read, so that a write after it counts as new. The write may belong to a commit that is not
         # visible yet, even if another commit is.
         if self._watch is not None and self._watch.clear():
             self._pause_s = SOON_S

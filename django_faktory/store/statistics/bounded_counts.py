@@ -9,6 +9,7 @@ from django.core.exceptions import EmptyResultSet
 from django.db.backends.base.base import BaseDatabaseWrapper
 from django.db.models import QuerySet
 
+from ..chunks import chunks
 from ..transactions import run
 
 AT_ONCE = 200
@@ -37,8 +38,7 @@ def _compile_count(rows: QuerySet[Any], using: str) -> Part:
 
 
 def _execute_parts(parts: Sequence[Part], using: str) -> Iterator[Any]:
-    for start in range(0, len(parts), AT_ONCE):
-        portion = parts[start : start + AT_ONCE]
+    for portion in chunks(parts, AT_ONCE):
         yield from run(using, lambda connection, portion=portion: _execute(connection, portion), atomic=False)  # type: ignore[misc]  # a default is no parameter to mypy
 
 

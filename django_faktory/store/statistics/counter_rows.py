@@ -8,7 +8,6 @@ from __future__ import annotations
 
 from datetime import date
 
-from django.db import connections
 from django.db.backends.base.base import BaseDatabaseWrapper
 
 from ...models import Counter
@@ -28,15 +27,10 @@ def fold(*, using: str) -> int:
 
     def verb(connection: BaseDatabaseWrapper) -> int:
         rows = Counter.objects.using(using).exclude(slot=FOLDED).order_by("day", "slot")
-        if connections[using].features.has_select_for_update_skip_locked:
-            rows = rows.select_for_update(skip_locked=True)
-        locked_rows = list(rows[:CHUNK])
+        locked_rows = list(rows.select_for_update(skip_locked=True)[:CHUNK])
         sums: dict[date, Tally] = {}
         for row in locked_rows:
-            total = sums.get(row.day, Tally())
-            sums[row.day] = Tally(
-                processed=total.processed + row.processed, failed=total.failed + row.failed, late=total.late + row.late
-            )
+            sums[row.day] = sums.get(row.day, Tally()) + Tally(row.processed, row.failed, row.late)
         dialect = dialect_of(connection)
         with connection.cursor() as cursor:
             # Sorted, so that two folds lock the rows of several days in the same order.

@@ -16,9 +16,9 @@ from django.db.models.functions import Now
 
 from ...core.histograms import BUCKETS, OTHER, Series
 from ...models import Measure
-from ..dialects import dialect_of
+from ..chunks import chunks
+from ..dialects import clock_of
 from ..dialects.base import marks
-from ..maintenance.due import skip_locked
 from ..transactions import run
 
 CHUNK = 200
@@ -39,7 +39,7 @@ It expects every pair of both, and with its default of 4 MB sorts 280,000 rows o
 
 HOUR = timedelta(hours=1)
 
-EVER = datetime(1970, 1, 1, tzinfo=UTC)
+ALL_TIME = datetime(1970, 1, 1, tzinfo=UTC)
 """The "minute" of the all-time rows, which are never purged."""
 
 _TABLE = "django_faktory_measure"
@@ -57,12 +57,11 @@ def add(series: Mapping[tuple[str, str], Series], *, using: str, now: datetime |
         return
 
     def verb(connection: BaseDatabaseWrapper) -> None:
-        with connection.cursor() as cursor:
-            minute = (now or dialect_of(connection).now(cursor)).replace(second=0, microsecond=0)
+        minute = clock_of(connection, now).replace(second=0, microsecond=0)
         # The same order in every process: two that add at the same time wait for each other instead of deadlocking.
         _write(
             connection,
-            [(row_minute, *names, series[names]) for row_minute in (EVER, minute) for names in sorted(series)],
+            [(row_minute, *names, series[names]) for row_minute in (ALL_TIME, minute) for names in sorted(series)],
         )
 
     run(using, verb)
@@ -71,8 +70,8 @@ def add(series: Mapping[tuple[str, str], Series], *, using: str, now: datetime |
 def purge(*, using: str, kept_for_s: float) -> int:
     """Delete at most `CHUNK` rows of minutes older than `kept_for_s`; return how many."""
     measures = Measure.objects.using(using)
-    # All-time rows have the minute `EVER` and must not match.
-    outdated = measures.filter(minute__gt=EVER, minute__lt=Now() - timedelta(seconds=kept_for_s))
+    # All-time rows have the minute `ALL_TIME` and must not match.
+    outdated = measures.filter(minute__gt=ALL_TIME, minute__lt=Now() - timedelta(seconds=kept_for_s))
 
     def verb(_: BaseDatabaseWrapper) -> int:
         ids = list(outdated.order_by("minute").values_list("pk", flat=True)[:CHUNK])
@@ -105,7 +104,7 @@ def fold_hour(hour: datetime, *, using: str) -> int | None:
     def verb(connection: BaseDatabaseWrapper) -> int:
         sums: dict[tuple[str, str], Series] = {}
         # Locked before they are added up: an `add` between the read and the DELETE would be lost.
-        rows = list(skip_locked(minutes.values_list("pk", "queue", "jobtype", *_SUMS))[:CHUNK])
+        rows = list(minutes.select_for_update(skip_locked=True).values_list("pk", "queue", "jobtype", *_SUMS)[:CHUNK])
         for _, queue, jobtype, *values in rows:
             sums.setdefault((queue, jobtype), Series()).add(_build_series(values))
         measures.filter(pk__in=[pk for pk, *_ in rows]).delete()
@@ -124,7 +123,7 @@ def fold_idle_series(
     the end.
     """
     measures = Measure.objects.using(using)
-    rows = measures.filter(minute=EVER).order_by("queue", "jobtype")
+    rows = measures.filter(minute=ALL_TIME).order_by("queue", "jobtype")
     if after is not None:
         queue, jobtype = after
         # A row comparison (queue, jobtype) > (…) written as terms that the index serves on each database.
@@ -139,12 +138,12 @@ def fold_idle_series(
     def verb(connection: BaseDatabaseWrapper) -> None:
         sums = Series()
         # Locked before they are added up: an `add` between the read and the DELETE would be lost.
-        rows_to_fold = list(skip_locked(unused.values_list("pk", *_SUMS))[:CHUNK])
+        rows_to_fold = list(unused.select_for_update(skip_locked=True).values_list("pk", *_SUMS)[:CHUNK])
         for _, *values in rows_to_fold:
             sums.add(_build_series(values))
         measures.filter(pk__in=[pk for pk, *_ in rows_to_fold]).delete()
         if rows_to_fold:
-            _write(connection, [(EVER, OTHER, OTHER, sums)])
+            _write(connection, [(ALL_TIME, OTHER, OTHER, sums)])
 
     # Usually there is nothing to fold: one read, no transaction.
     if run(using, lambda _: unused[:1].exists(), atomic=False):
@@ -157,7 +156,7 @@ def read_totals(*, using: str, limit: int = 1000) -> dict[tuple[str, str], Serie
 
     The `limit` pairs with the most started jobs; `OTHER` contains the sums of all remaining pairs.
     """
-    rows = Measure.objects.using(using).filter(minute=EVER)
+    rows = Measure.objects.using(using).filter(minute=ALL_TIME)
     # One row more than needed shows whether the sums of `OTHER` have to be computed.
     top = list(rows.order_by("-started", "queue", "jobtype").values_list("queue", "jobtype", *_SUMS)[: limit + 1])
     series_by_pair = {(queue, jobtype): _build_series(sums) for queue, jobtype, *sums in top[:limit]}
@@ -173,7 +172,7 @@ def read_totals(*, using: str, limit: int = 1000) -> dict[tuple[str, str], Serie
 
 def pace(*, using: str, since: datetime) -> dict[datetime, tuple[int, int]]:
     """Return (succeeded, failed) of each minute in which a job ended."""
-    rows = Measure.objects.using(using).filter(minute__gt=max(since, EVER))
+    rows = Measure.objects.using(using).filter(minute__gt=max(since, ALL_TIME))
     sums = (
         rows.order_by()
         .values("minute")
@@ -263,8 +262,7 @@ def _write(connection: BaseDatabaseWrapper, series: Sequence[tuple[datetime, str
         for minute, queue, jobtype, sums in series
     ]
     with connection.cursor() as cursor:
-        for start in range(0, len(rows), CHUNK):
-            chunk = rows[start : start + CHUNK]
+        for chunk in chunks(rows, CHUNK):
             cursor.execute(_build_upsert(connection, len(chunk)), [value for row in chunk for value in row])
 
 

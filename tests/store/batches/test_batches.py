@@ -14,8 +14,9 @@ from django_faktory.core.payloads import Ack, FetchRequest, NewBatch, failure
 from django_faktory.errors import BatchClosed, UnknownBatch
 from django_faktory.models import Batch, Job
 from django_faktory.store.batches import batches
-from django_faktory.store.jobs import acknowledgements, bulk, cancellations, claims, failures, pushes, transitions
+from django_faktory.store.jobs import acknowledgements, bulk, cancellations, claims, failures, pushes
 from django_faktory.store.maintenance import due
+from tests.store import by_ids
 
 pytestmark = pytest.mark.django_db(transaction=True)
 
@@ -129,7 +130,7 @@ def test_complete_fires_after_all_first_attempts_and_success_after_the_last_retr
     assert status(bid) == (2, 1, 1, "1", "")
     ack(*fetch())
     assert status(bid) == (2, 1, 1, "2", "")
-    transitions.requeue([Job.objects.get(state="retries").pk], using="default")
+    by_ids.requeue([Job.objects.get(state="retries").pk], using="default")
     ack(*fetch())
     assert status(bid) == (2, 0, 0, "2", "1")
     assert waiting() == ["success"]
@@ -141,7 +142,7 @@ def test_a_dead_member_delays_success_until_a_manual_retry_succeeds():
     commit(bid)
     fail(fetch()[0], verdict="kill")
     assert status(bid) == (1, 1, 1, "2", "")
-    transitions.requeue([Job.objects.get(state="dead").pk], using="default")
+    by_ids.requeue([Job.objects.get(state="dead").pk], using="default")
     ack(*fetch())
     assert waiting() == ["success"]
 
@@ -153,10 +154,10 @@ def test_a_dropped_member_settles_its_batch_but_success_never_fires(way):
     commit(bid)
     row = Job.objects.get(jid=member.jid)
     if way == "kill then discard":
-        transitions.kill([row.pk], using="default")
+        by_ids.kill([row.pk], using="default")
         assert status(bid)[:2] == (1, 1)
     if way in ("discard", "kill then discard"):
-        transitions.discard([row.pk], using="default")
+        by_ids.discard([row.pk], using="default")
     elif way == "flushed queue":
         for step in bulk.remove_queues(["default"], using="default"):
             step()
@@ -277,7 +278,7 @@ def test_a_parent_waits_again_for_a_reopened_child():
     first, second = sorted(fetch(), key=lambda one: one.jid in {job.jid for job in keeps_parent_open})
     fail(first)  # executed: the parent no longer waits for its child
     assert Batch.objects.get(bid=parent).open_children == 0
-    transitions.requeue([Job.objects.get(jid=first.jid).pk], using="default")
+    by_ids.requeue([Job.objects.get(jid=first.jid).pk], using="default")
     [again] = fetch()
     batches.reopen(child, using="default", caller_wid="w")
     assert Batch.objects.get(bid=parent).open_children == 1
@@ -448,7 +449,7 @@ def test_a_retried_member_may_add_jobs_if_there_is_no_complete_callback():
     commit(bid)
     fail(fetch()[0], retry_in_s=0)
     assert status(bid) == (1, 1, 1, "2", "")
-    transitions.requeue([Job.objects.get().pk], using="default")
+    by_ids.requeue([Job.objects.get().pk], using="default")
     [again] = fetch()
     push(bid)
     assert status(bid) == (2, 2, 1, "", ""), "it has a job that was not executed again"
@@ -465,7 +466,7 @@ def test_a_late_member_reopens_its_parents_unless_they_were_notified():
         commit(bid)
     fail(fetch()[0], retry_in_s=0)
     assert [status(bid)[3] for bid in bids] == ["2", "2", "2"], "all of it was executed"
-    transitions.requeue([Job.objects.get().pk], using="default")
+    by_ids.requeue([Job.objects.get().pk], using="default")
     [again] = fetch()
     push(bids[2])
     assert [status(bid)[3] for bid in bids] == ["", "", ""]
@@ -484,7 +485,7 @@ def test_a_child_batch_is_closed_once_a_parent_callback_was_enqueued():
     commit(parent)
     fail(fetch()[0], retry_in_s=0)
     assert waiting() == ["complete"]
-    transitions.requeue([Job.objects.get(state="retries").pk], using="default")
+    by_ids.requeue([Job.objects.get(state="retries").pk], using="default")
     fetch()
     [refusal] = pushes.push([job(bid=child)], using="default")
     assert isinstance(refusal, BatchClosed)
@@ -528,7 +529,7 @@ def test_members_that_fail_during_a_concurrent_discard_settle_their_batch():
     def drop():
         try:
             while not over.is_set():
-                transitions.discard(pks, using="default")
+                by_ids.discard(pks, using="default")
         except Exception as error:  # noqa: BLE001 (handed to the test)
             errors.append(error)
         finally:
@@ -540,7 +541,7 @@ def test_members_that_fail_during_a_concurrent_discard_settle_their_batch():
         fail(member, retry_in_s=60)
     over.set()
     dropping.join(60)
-    transitions.discard(pks, using="default")
+    by_ids.discard(pks, using="default")
     assert errors == []
     assert not Job.objects.exists()
     assert status(bid) == (20, 0, 0, "2", "")

@@ -9,8 +9,9 @@ from django_faktory.brokers.remote import RemoteBroker
 from django_faktory.core.payloads import Ack, failure
 from django_faktory.errors import FaktoryError
 from django_faktory.models import Job
-from django_faktory.store.jobs import cancellations, transitions
+from django_faktory.store.jobs import cancellations
 from tests.project.tasks import noop, send_invoice
+from tests.store import by_ids
 from tests.tasks.work import fetched
 
 pytestmark = pytest.mark.django_db(transaction=True)
@@ -100,7 +101,7 @@ def test_a_requeue_clears_the_cancellation_mark():
     cancel(result)
     get_broker().fail([failure(jid=job.jid, wid=job.wid, attempt=job.attempt, verdict="kill")])
     Job.objects.update(state="dead")  # a cancelled job that a person wants to run after all
-    transitions.requeue([Job.objects.get().pk], using="default")
+    by_ids.requeue([Job.objects.get().pk], using="default")
     assert fetched("w2").jid == result.id
     assert asked(result) == []
 

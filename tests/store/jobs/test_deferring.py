@@ -21,10 +21,10 @@ def test_failed_jobs_are_rescheduled_at_intervals_in_their_order(monkeypatch):
     assert transitions.defer({}, using="default") == 0
 
 
-@pytest.mark.parametrize(("kept", "becomes"), [(None, bulk.TRIED_FOR_S), (60, 60)])
+@pytest.mark.parametrize(("kept", "becomes"), [(None, bulk.TESTED_FOR_S), (60, 60)])
 def test_a_trial_run_requeues_a_dead_job_with_a_result_ttl(kept, becomes):
     job = JobFactory(dead=True, result_ttl=kept)
-    assert bulk.try_one(job)
+    assert bulk.test_one(job)
     row = Job.objects.get()
     assert (row.state, row.result_ttl) == ("enqueued", becomes)
-    assert not bulk.try_one(job)
+    assert not bulk.test_one(job)

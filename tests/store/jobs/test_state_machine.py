@@ -16,6 +16,7 @@ from django_faktory.store.jobs import acknowledgements, claims, failures, pushes
 from django_faktory.store.locks import locks
 from django_faktory.store.maintenance import due
 from tests.factories import T0, JobFactory
+from tests.store import by_ids
 
 pytestmark = pytest.mark.django_db
 
@@ -73,10 +74,10 @@ HAPPEN = {
     Event.REAP: lambda job: failures.reap(using=USING, now=LATER),
     Event.LOSE: lambda job: failures.reclaim_lost([job.wid or "w1"], using=USING),
     Event.RELEASE: release,
-    Event.REQUEUE: lambda job: transitions.requeue([job.pk], using=USING),
+    Event.REQUEUE: lambda job: by_ids.requeue([job.pk], using=USING),
     Event.DEFER: lambda job: transitions.defer({job.pk: LATER}, using=USING),
-    Event.KILL: lambda job: transitions.kill([job.pk], using=USING),
-    Event.DISCARD: lambda job: transitions.discard([job.pk], using=USING),
+    Event.KILL: lambda job: by_ids.kill([job.pk], using=USING),
+    Event.DISCARD: lambda job: by_ids.discard([job.pk], using=USING),
     Event.EXPIRE: expire,
     Event.PURGE: lambda job: due.purge(using=USING, now=LATER),
     Event.IMPORT: import_again,

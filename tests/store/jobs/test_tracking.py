@@ -7,10 +7,11 @@ import pytest
 from django_faktory.core.lifecycle import State
 from django_faktory.core.payloads import Ack, FetchRequest, Tracked, TrackUpdate, failure
 from django_faktory.models import Job, Tracking
-from django_faktory.store.jobs import acknowledgements, claims, failures, pushes, transitions
+from django_faktory.store.jobs import acknowledgements, claims, failures, pushes
 from django_faktory.store.jobs.tracking import PROTOCOL_STATES, purge_tracking, track_get, track_set
 from django_faktory.store.maintenance import due
 from tests.factories import T0, JobFactory, payload
+from tests.store import by_ids
 
 pytestmark = pytest.mark.django_db
 
@@ -129,5 +130,5 @@ def test_a_corrupt_history_does_not_hide_the_job_state(history):
 def test_a_discarded_tracked_job_is_reported_as_dead():
     job = payload(custom={"track": 1})
     pushes.push([job], using=USING)
-    transitions.discard([Job.objects.get().pk], using=USING)
+    by_ids.discard([Job.objects.get().pk], using=USING)
     assert get_tracked(job.jid).state == "dead"

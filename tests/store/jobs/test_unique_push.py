@@ -11,10 +11,11 @@ from django_faktory.core.job_parser import parse_job
 from django_faktory.core.payloads import Ack, FetchRequest, failure, rfc3339
 from django_faktory.errors import NotUnique
 from django_faktory.models import Job, JobLock
-from django_faktory.store.jobs import acknowledgements, claims, exchanges, failures, pushes, transitions, unique_push
+from django_faktory.store.jobs import acknowledgements, claims, exchanges, failures, pushes, unique_push
 from django_faktory.store.maintenance import due
 from tests.factories import T0, JobFactory, payload
 from tests.server.test_fetch_index import calls
+from tests.store import by_ids
 from tests.store.jobs.test_claims import in_threads
 
 pytestmark = pytest.mark.django_db(transaction=True)
@@ -75,7 +76,7 @@ def test_the_delay_of_a_scheduled_job_extends_its_unique_lock():
 @pytest.mark.parametrize("kept", [None, 600], ids=["plain", "kept"])
 def test_the_unique_lock_is_released_when_its_job_is_discarded_manually(kept):
     push(unique(result_ttl=kept))
-    transitions.discard([Job.objects.get().pk], using=USING)
+    by_ids.discard([Job.objects.get().pk], using=USING)
     assert push(unique()) == [True]
 
 

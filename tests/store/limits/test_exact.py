@@ -16,11 +16,12 @@ from django_faktory.models import Job, JobLock, Limiter
 from django_faktory.store.dialects import dialect_of
 from django_faktory.store.dialects.base import ClaimPlan, ClaimSlot
 from django_faktory.store.jobs import acquire as acquiring
-from django_faktory.store.jobs import failures, transitions
+from django_faktory.store.jobs import failures
 from django_faktory.store.limits import definitions, limiters
 from django_faktory.store.locks import locks
 from tests.factories import payload
 from tests.settings import VIA
+from tests.store import by_ids
 from tests.store.limits.conftest import at_once, blocked, counts_are_true, in_use, jid, limit, states
 
 SECONDS = float(os.environ.get("FAKTORY_TEST_LIMITS_S", "4"))
@@ -202,7 +203,7 @@ def test_killing_or_discarding_a_blocked_job_frees_its_lock_for_the_next(node, c
     node.push("b", custom={"lock": "same"})
     assert node.fetch(5) == []
     assert Job.objects.get(jid=jid("a")).limiter is not None
-    getattr(transitions, change)([Job.objects.get(jid=jid("a")).pk], using="default")
+    getattr(by_ids, change)([Job.objects.get(jid=jid("a")).pk], using="default")
     assert states("b") == ["enqueued"]
     assert node.fetch(5) == ["b"]
 

@@ -9,11 +9,12 @@ from django.test.utils import CaptureQueriesContext
 from django_faktory.core.lifecycle import State
 from django_faktory.core.payloads import Ack, FetchRequest, failure
 from django_faktory.models import Job, Limiter
-from django_faktory.store.jobs import claims, transitions
+from django_faktory.store.jobs import claims
 from django_faktory.store.locks import locks
 from django_faktory.store.maintenance import due
 from tests.factories import payload
 from tests.settings import VIA
+from tests.store import by_ids
 from tests.store.limits.conftest import at_once, blocked, counts_are_true, in_use, jid, limit, short, states
 from tests.waiting import wait_until
 
@@ -334,7 +335,7 @@ def test_removing_an_unblocked_job_unblocks_the_next(node, change):
     if change == "expire":
         assert due.expire(using="default") == 1
     else:
-        getattr(transitions, change)(ids, using="default")
+        getattr(by_ids, change)(ids, using="default")
     assert states("c") == ["enqueued"]
     assert node.fetch() == ["c"]
 
@@ -344,8 +345,8 @@ def test_blocked_jobs_can_be_killed_and_requeued(node):
     node.push("a", "b")
     node.fetch(2)
     ids = [Job.objects.get(jid=jid("b")).pk]
-    assert transitions.kill(ids, using="default") == 1
-    assert transitions.requeue(ids, using="default") == 1
+    assert by_ids.kill(ids, using="default") == 1
+    assert by_ids.requeue(ids, using="default") == 1
     assert node.fetch() == []
     node.ack("a")
     assert node.fetch() == ["b"]

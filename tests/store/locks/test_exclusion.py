@@ -10,10 +10,10 @@ from django.db import connection, connections, transaction
 from django_faktory.core.job_options import default_lock_key
 from django_faktory.core.locket import locket
 from django_faktory.models import Job, JobLock
-from django_faktory.store.jobs import transitions
 from django_faktory.store.locks import locks
 from django_faktory.store.maintenance import due
 from tests.factories import payload
+from tests.store import by_ids
 from tests.store.locks.conftest import holders, jid, state_of
 
 SECOND = timedelta(seconds=1)
@@ -279,7 +279,7 @@ def test_a_paused_queue_does_not_block_its_key_in_other_queues(node):
 # --- a job leaves while it waits
 
 
-@pytest.mark.parametrize("change", [transitions.kill, transitions.discard], ids=["kill", "discard"])
+@pytest.mark.parametrize("change", [by_ids.kill, by_ids.discard], ids=["kill", "discard"])
 def test_a_kill_or_discard_of_the_first_job_unblocks_the_next(node, change):
     one = node()
     one.push("A", "A1", "A2")
@@ -300,8 +300,8 @@ def test_requeued_dead_jobs_of_one_key_run_one_after_another(node):
     one = node()
     one.push("A", "A1", "A2")
     ids = list(Job.objects.values_list("pk", flat=True))
-    transitions.kill(ids, using="default")
-    assert transitions.requeue(ids, using="default") == 3
+    by_ids.kill(ids, using="default")
+    assert by_ids.requeue(ids, using="default") == 3
     assert one.fetch(count=3) == [jid("A")]
     one.ack("A")
     assert one.fetch(count=3) == [jid("A1")]

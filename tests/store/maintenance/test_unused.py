@@ -160,10 +160,10 @@ def test_totals_of_unused_tasks_are_folded_into_the_total_of_others(monkeypatch)
     Measure.objects.exclude(jobtype="task3").update(used_at=old)
     Maintenance(USING).run_once()
     assert sums() == {(OTHER, OTHER): (11, 11, 22.0, 11), ("mail", "task3"): (4, 4, 8.0, 4)}
-    assert Measure.objects.exclude(minute=histograms.EVER).count() == 5
+    assert Measure.objects.exclude(minute=histograms.ALL_TIME).count() == 5
     passed("mail", "task0", 7)
     assert sums()["mail", "task0"] == (7, 7, 14.0, 7)
-    Measure.objects.filter(minute=histograms.EVER).update(used_at=old)
+    Measure.objects.filter(minute=histograms.ALL_TIME).update(used_at=old)
     Maintenance(USING).run_once()
     assert sums() == {(OTHER, OTHER): (22, 22, 44.0, 22)}
 

@@ -31,7 +31,7 @@ from django_faktory.errors import BatchClosed, FaktoryError
 from django_faktory.models import Batch, Counter, Job, JobLock, Limiter, WorkerProcess
 from django_faktory.store import queues, workers
 from django_faktory.store.batches import batches
-from django_faktory.store.jobs import failures, releases, transitions
+from django_faktory.store.jobs import failures, releases
 from django_faktory.store.jobs.acknowledgements import ack
 from django_faktory.store.jobs.claims import fetch
 from django_faktory.store.jobs.exchanges import exchange
@@ -40,6 +40,7 @@ from django_faktory.store.limits import definitions, limiters
 from django_faktory.store.locks import locks
 from django_faktory.store.maintenance import due
 from tests import emptying
+from tests.store import by_ids
 from tests.store.model import plain
 from tests.store.model.plain import NARROW, Plain, Spec
 
@@ -240,7 +241,7 @@ class StoreComparedWithModel(RuleBasedStateMachine):
         if verb == "requeue":
             self._age_enqueued_jobs()  # SQLite's own clock has milliseconds, and the order must not depend on them
         more = {"dead_for_s": plain.DEAD_S} if verb == "kill" else {}
-        changed = getattr(transitions, verb)([Job.objects.get(jid=job.spec.jid).pk], **USING, **more)
+        changed = getattr(by_ids, verb)([Job.objects.get(jid=job.spec.jid).pk], **USING, **more)
         assert changed == getattr(self.model, verb)(job.spec.jid)
         self._age_enqueued_jobs()
 

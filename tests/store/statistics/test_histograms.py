@@ -54,7 +54,7 @@ class TestHours:
         before = histograms.read_tasks("mail", using=USING, since=HOUR - timedelta(minutes=1))
         assert histograms.fold_hour(HOUR, using=USING) == 3
         assert histograms.fold_hour(HOUR, using=USING) is None
-        minutes = Measure.objects.exclude(minute=histograms.EVER).values_list("minute", "jobtype", "started")
+        minutes = Measure.objects.exclude(minute=histograms.ALL_TIME).values_list("minute", "jobtype", "started")
         assert sorted(minutes) == [(HOUR, "other", 1), (HOUR, "send", 6), (HOUR + timedelta(hours=1), "send", 1)]
         assert histograms.read_tasks("mail", using=USING, since=HOUR - timedelta(minutes=1)) == before
 
@@ -100,7 +100,7 @@ class TestHours:
         maintenance = Maintenance(USING)
         while maintenance._fold_minutes():
             pass
-        rows = Measure.objects.exclude(minute=histograms.EVER)
+        rows = Measure.objects.exclude(minute=histograms.ALL_TIME)
         limit = now - timedelta(seconds=histograms.MINUTES_KEPT_S)
         assert rows.filter(minute__gt=limit).count() == 30
         assert rows.filter(minute__lt=limit).count() <= 3

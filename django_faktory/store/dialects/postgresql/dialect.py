@@ -98,11 +98,9 @@ class PostgresqlDialect(Dialect):
     names_of_json = "SELECT unnest(ARRAY(SELECT json_array_elements_text(%s::json)))"
 
     def age(self, moment: str) -> str:
-        """Return SQL for the seconds since `moment`, as of the start of the statement."""
         return f"EXTRACT(EPOCH FROM STATEMENT_TIMESTAMP() - {moment})::float8"
 
     def now(self, cursor: CursorWrapper) -> datetime:
-        """Return the start time of a statement, by the server's clock."""
         # NOW() would be the start of the transaction, which may be a long one of the project.
         cursor.execute("SELECT STATEMENT_TIMESTAMP()")
         moment: datetime = cursor.fetchone()[0]
@@ -111,14 +109,12 @@ class PostgresqlDialect(Dialect):
     def insert(
         self, connection: BaseDatabaseWrapper, jobs: OrderedJobs, now: datetime | None, *, may_exist: bool = True
     ) -> Collection[str]:
-        """Insert jobs with one statement; return the keys of locks that some of them wait for."""
         [rows] = execute_on(connection, [any_push_call(jobs, now, may_exist=may_exist)])
         return blocked_keys(rows) if rows else ()
 
     def insert_if_absent(
         self, connection: BaseDatabaseWrapper, jobs: OrderedJobs, now: datetime | None
     ) -> InsertResult:
-        """Insert jobs that meet no stored row, with one statement that reports the rows met."""
         [rows] = execute_on(connection, [unique_call(jobs, now)])
         jids_by_outcome: dict[str, set[str]] = {"stored": set(), "alive": set(), "refused": set(), "changed": set()}
         # The last row has the time only.
@@ -137,7 +133,6 @@ class PostgresqlDialect(Dialect):
     def lock_stored(
         self, connection: BaseDatabaseWrapper, jobs: OrderedJobs, now: datetime | None
     ) -> tuple[datetime, bool]:
-        """Lock the rows and read the time in one statement."""
         [[(locked_at, is_any)]] = execute_on(connection, [lock_stored_call(jobs, now)])
         return locked_at, is_any
 
@@ -163,7 +158,6 @@ class PostgresqlDialect(Dialect):
         return read(execute_on(connection, calls))
 
     def lend(self, connection: BaseDatabaseWrapper) -> LoopSession | None:
-        """Return the connection's session for an event loop, or None."""
         session = PreparedSession.of(connection)
         return _LoopSession(self, connection, session) if session else None
 
@@ -211,7 +205,6 @@ class PostgresqlDialect(Dialect):
     def confirm(
         self, connection: BaseDatabaseWrapper, deliveries: Sequence[Delivery], now: datetime | None
     ) -> set[str]:
-        """Confirm deliveries with one statement; return the jids of locked rows."""
         return confirm(connection, deliveries, now)
 
     def extend(
@@ -221,13 +214,11 @@ class PostgresqlDialect(Dialect):
         at_least_s: float,
         now: datetime | None,
     ) -> None:
-        """Extend reservations that are half over with one statement."""
         extend(connection, held_jobs, at_least_s, now)
 
     def hand_off_lock(
         self, connection: BaseDatabaseWrapper, ack: Ack, plan: ClaimPlan, now: datetime | None
     ) -> HandoffResult | None:
-        """End a job and pass its lock on, with one statement (ADR 0020)."""
         # Whatever the statement does, this process has jobs with locks: the general way must expect them.
         self._locks_seen_at = time.monotonic()
         return self._relay.run(connection, ack, plan, now)
@@ -274,7 +265,6 @@ class PostgresqlDialect(Dialect):
         return False
 
     def can_join(self, connection: BaseDatabaseWrapper) -> bool:
-        """Return whether several statements can be one message with this driver and its options."""
         return can_join(connection)
 
     def count_ready(
@@ -285,7 +275,6 @@ class PostgresqlDialect(Dialect):
         wids: Collection[str],
         now: datetime | None,
     ) -> tuple[dict[str, int], set[str]]:
-        """Count ready jobs and read worker states with one statement."""
         with connection.cursor() as cursor:
             [rows] = execute(cursor, [(WAITING, [list(queues), max_count, list(wids), now])])
         return {name: count for name, count, muted in rows if not muted}, {wid for wid, _, muted in rows if muted}
@@ -293,7 +282,6 @@ class PostgresqlDialect(Dialect):
     def end(
         self, connection: BaseDatabaseWrapper, acks: Sequence[Ack], now: datetime | None, pushed: Sequence[str] = ()
     ) -> AckResult:
-        """End jobs with one message; see `_end_calls` for its statements."""
         return self._build_ack_result(execute_on(connection, self._end_calls(connection, acks, now, pushed)))
 
     def end_last(self, connection: BaseDatabaseWrapper, ack: Ack, now: datetime | None) -> LastAckResult | None:
@@ -378,7 +366,6 @@ class PostgresqlDialect(Dialect):
     def acquire_permits(
         self, connection: BaseDatabaseWrapper, claimed: Sequence[Reservation], now: datetime | None
     ) -> dict[str, str | None]:
-        """Acquire permits with one statement; returns {} unless it gets the permits of the whole set."""
         records = [
             {"jid": job.jid, "wid": job.wid, "attempt": job.attempt, "jobtype": job.jobtype, "queue": job.queue,
              "key": job.limit_key}
@@ -413,7 +400,6 @@ class PostgresqlDialect(Dialect):
     def acquire_locks(
         self, connection: BaseDatabaseWrapper, claimed: Sequence[Reservation], lease_s: float, now: datetime | None
     ) -> dict[str, int]:
-        """Acquire locks for claimed jobs with one statement; return the tokens by jid."""
         self._locks_seen_at = time.monotonic()
         records = [{"key": job.lock_key, "jid": job.jid, "wid": job.wid, "attempt": job.attempt} for job in claimed]
         with connection.cursor() as cursor:
@@ -426,7 +412,6 @@ class PostgresqlDialect(Dialect):
         return rows
 
     def make_next_ready(self, connection: BaseDatabaseWrapper, keys: Sequence[str]) -> tuple[set[str], set[str]]:
-        """Make the next jobs of these keys ready with one statement."""
         if not keys:
             return set(), set()
         with connection.cursor() as cursor:
@@ -434,13 +419,11 @@ class PostgresqlDialect(Dialect):
         return {queue for queue, key in rows if key is None}, {key for _, key in rows if key is not None}
 
     def mark_succeeded(self, cursor: CursorWrapper, ended: Sequence[tuple[int, Ack, int]], now: datetime) -> None:
-        """Mark jobs as succeeded, with their results, in one statement."""
         if ended:
             ids, results = [row_id for row_id, _, _ in ended], [ack.result for _, ack, _ in ended]
             execute(cursor, [(KEEP, [ids, results, now])])
 
     def lock_failed(self, connection: BaseDatabaseWrapper, jids: Collection[str], now: datetime | None) -> LockedRows:
-        """Lock and read failed jobs, and then the time, in one message."""
         rows, [(clock,)] = execute_on(connection, lock_failed_calls(jids, now))
         return LockedRows(READ, rows, clock)
 
@@ -460,7 +443,6 @@ class PostgresqlDialect(Dialect):
             execute_on(connection, calls)
 
     def count_in(self, cursor: CursorWrapper, day: date, slot: int, tally: Tally) -> None:
-        """Add to a counter row with one prepared upsert."""
         execute(cursor, [(COUNT, [day, slot, tally.processed, tally.failed, tally.late])])
 
 

@@ -21,26 +21,13 @@ from ..base import (
     ClaimPlan,
     OrderedJobs,
     counter_slot,
-    replaceable,
     unique_key_of,
 )
+from ..job_columns import INSERTED, REPLACED, replaceable
 from .ending import IS_HOLDER, REPORTS, count_processed, set_succeeded
 from .limits import IS_LIMITED, closed_queues
 from .prepared import Call, Statement, unnest
 from .rows import RETURNED
-
-_REPLACED = (
-    "jobtype", "queue", "state", "sort_priority", "payload", "retry", "reserve_for", "backtrace", "result_ttl",
-    "run_at", "enqueued_at", "created_at", "failures", "losses", "interruptions", "errtype", "failure", "history",
-    "result", "wid", "started_at", "reserved_until", "finished_at", "purge_at", "expires_at", "unique_key",
-    "unique_expires_at", "unique_until_start", "lock_key", "lock_token", "limit_key", "limiter", "permits",
-    "bid", "callback_of", "has_run", "counts_failed", "about",
-)  # fmt: skip
-
-
-_COLUMNS = (
-    "jid, jobtype, queue, state, sort_priority, payload, retry, reserve_for, backtrace, result_ttl, run_at, enqueued_at"
-)
 
 
 def _row(ready_at: str) -> str:
@@ -50,7 +37,7 @@ def _row(ready_at: str) -> str:
 
 
 UPSERT = f"""
-ON CONFLICT (jid) DO UPDATE SET {", ".join(f"{column} = excluded.{column}" for column in _REPLACED)}
+ON CONFLICT (jid) DO UPDATE SET {", ".join(f"{column} = excluded.{column}" for column in REPLACED)}
 WHERE {replaceable("old.")}
 """
 
@@ -86,7 +73,7 @@ PUSH_ONE = Statement(
     "push_one",
     ["text", "text", "text", "smallint", "text", "int", "int", "smallint", "int", "timestamptz", "timestamptz"],
     f"""
-INSERT INTO {JOB} AS old ({_COLUMNS})
+INSERT INTO {JOB} AS old ({INSERTED})
 SELECT {_row("now")}
 FROM (VALUES ($1, $2, $3, $4, $5, $6, $7, $8, $9, $10))
   AS j (jid, jobtype, queue, priority, text, retry, reserve_for, backtrace, result_ttl, at), {clock(11)}{UPSERT}""",
@@ -98,7 +85,7 @@ FROM (VALUES ($1, $2, $3, $4, $5, $6, $7, $8, $9, $10))
 # order. A row that replaces a finished one continues its attempts, so that a late report of the earlier run stays
 # fenced.
 _SET = f"""
-INSERT INTO {JOB} ({_COLUMNS}, attempt)
+INSERT INTO {JOB} ({INSERTED}, attempt)
 SELECT {_row("now + make_interval(secs => j.place / 1e6)")}, COALESCE(gone.attempt, 0)"""
 _IN_ORDER = f"""
 LEFT JOIN gone ON gone.jid = j.jid WHERE {IS_REPLACED} ORDER BY j.nth ON CONFLICT (jid) DO NOTHING"""

@@ -1,7 +1,8 @@
 """Prepare hot statements once per connection: planning a claim costs more than running it (ADR 0006).
 
-`execute_on` and `execute` run `Statement`s with SQL's own PREPARE and EXECUTE, so that any driver works and Django's
-query log shows plain statements. A plan made while a table was small must not be kept: each is replanned every
+`execute` prepares a `Statement` with SQL's PREPARE and runs it with EXECUTE through Django's cursor, so that any driver
+works and the query log shows it. `execute_on` runs prepared ones through libpq (`pipeline`), if nothing observes the
+cursor. A plan made while a table was small must not be kept: each is replanned every
 REPLAN_S. Behind a pooler that changes sessions between transactions PREPARE cannot work; that is detected before the
 first use, and statements are then sent unprepared.
 """

@@ -10,10 +10,10 @@ from datetime import datetime
 
 import msgspec
 
-from ....core.job_options import JobOptions
 from ....core.json.fields import LAST
 from ....core.payloads import JobPayload
-from ..base import JOB, LOCK, OrderedJobs, replaceable
+from ..base import JOB, LOCK, OrderedJobs
+from ..job_columns import NO_OPTIONS, replaceable
 from .jobs import IS_REPLACED, UPSERT, clock, push_call, replacing
 from .pipeline import Rows
 from .prepared import Call, Statement
@@ -22,7 +22,6 @@ _LONGEST_S = 3e11
 """Limit of durations in seconds: longer than the calendar from any moment, and still valid as a PostgreSQL interval."""
 
 _LAST = f"TIMESTAMPTZ '{LAST.isoformat()}'"
-_NONE = JobOptions()
 _json = msgspec.json.Encoder()
 
 # Lookups are scalar sub-selects with a limit, and compare the state with a sub-select: with EXISTS, or a literal state,
@@ -177,7 +176,7 @@ def _to_json(jobs: OrderedJobs) -> str:
 
 
 def _record(nth: int, place: int, job: JobPayload) -> _JobRecord:
-    options = job.options or _NONE
+    options = job.options or NO_OPTIONS
     return _JobRecord(
         job.jid, job.jobtype, job.queue, job.priority, job.text, job.retry, job.reserve_for, job.backtrace, place, nth,
         job.result_ttl, job.at, options.expires_at, _cap_duration(options.expires_in), options.unique_key,
