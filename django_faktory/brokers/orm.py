@@ -70,7 +70,7 @@ locks.on_ready.append(notifier.announce)
 _NO_LOCKET = Locket({})
 
 REMEMBER_QUEUE_S = 10.0
-"""How long, in seconds, a broker assumes that a queue is still listed: another node may have removed it."""
+"""How long, in seconds, a broker assumes that queues are still listed: another node may have removed one."""
 
 MOST_KNOWN_QUEUES = 10_000
 """Limit of queues that a broker remembers as listed; beyond it, the memory is cleared."""
@@ -116,7 +116,8 @@ class OrmBroker(Broker):
         # INFO and QUEUE LATENCY serve clients that poll, so their reads are shared: see `store.shared_reads`.
         self._shares_numbers = shares_numbers
         self._metrics = MetricsHook(recorder, alias)
-        self._known_queues: dict[str, float] = {}
+        self._known_queues: set[str] = set()
+        self._known_until = 0.0
         self._claim_numbers = ClaimNumbers()
 
     @property
@@ -261,8 +262,8 @@ class OrmBroker(Broker):
 
     def _needs_only_notification(self, queues_: Collection[str]) -> bool:
         """Return whether a push to these queues needs only a notification, and that does not block."""
-        now = time.monotonic()
-        return self._announces_in_thread and all(self._known_queues.get(queue, 0.0) > now for queue in queues_)
+        is_known = time.monotonic() < self._known_until and self._known_queues.issuperset(queues_)
+        return self._announces_in_thread and is_known
 
     def _notify_after_commit(self, jobs_: Sequence[JobPayload]) -> None:
         queues = {job.queue for job in jobs_}
@@ -274,7 +275,9 @@ class OrmBroker(Broker):
         # The notification first: INFO needs the queue's row, workers do not.
         self._announce(self.alias, names)
         now = time.monotonic()
-        unknown = {queue for queue in names if self._known_queues.get(queue, 0.0) <= now}
+        if now >= self._known_until:
+            self._known_queues.clear()
+        unknown = names - self._known_queues
         if unknown:
             try:
                 queues.add(unknown, using=self.alias)
@@ -283,7 +286,9 @@ class OrmBroker(Broker):
             # A client may invent queue names without end, so the memory is bounded.
             if len(self._known_queues) + len(unknown) > MOST_KNOWN_QUEUES:
                 self._known_queues.clear()
-            self._known_queues.update(dict.fromkeys(unknown, now + REMEMBER_QUEUE_S))
+            if not self._known_queues:
+                self._known_until = now + REMEMBER_QUEUE_S
+            self._known_queues.update(unknown)
 
     def fetch(self, requests: Sequence[FetchRequest]) -> list[list[Reservation]]:
         self._release_unanswered_claims()

@@ -68,8 +68,6 @@ def insertion_order(jobs: Sequence[JobPayload]) -> Sequence[int]:
 
     An insert waits for transactions that insert the same jid or key, so all inserts use this order (ADR 0024).
     """
-    if len(jobs) == 1:
-        return (0,)
     order: list[Any] = [job.jid for job in jobs]
     # Most sets have no unique key: comparing texts, not tuples, halves the time.
     if any(job.options for job in jobs) and any(keys := [unique_key_of(job) for job in jobs]):

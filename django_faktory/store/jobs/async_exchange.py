@@ -45,7 +45,7 @@ class LentConnection:
 
         Return None, with nothing sent, if a thread must run the exchange.
         """
-        if not work.is_one_transaction() or work.may_hand_off_lock():
+        if not work.is_one_transaction() or (work.acks and work.may_hand_off_lock()):
             return None
         if transactions.leads_to_old_primary(self.connection):
             return None

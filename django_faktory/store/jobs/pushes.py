@@ -41,7 +41,7 @@ def push(jobs: Sequence[JobPayload], *, using: str, now: datetime | None = None)
         refusals = run(using, lambda connection: unique_push.push(connection, ordered, now), atomic=False, writes=True)
         return [refusals.get(job.jid) for job in jobs]
     distinct = jobs if len(jobs) == 1 else _select_distinct(jobs)
-    places = insertion_order(distinct)
+    places = insertion_order(distinct) if len(jobs) > 1 else (0,)
 
     def insert(connection: BaseDatabaseWrapper) -> None:
         # One INSERT locks the rows it meets by itself. With several, all of these rows must be locked before the first
