@@ -24,7 +24,7 @@ if TYPE_CHECKING:
     from ..core.payloads import WorkerIdentity
     from .outbox import Outbox
 
-__all__ = ["Broker", "get_broker", "get_producer", "remote_broker", "serving_broker", "working_broker"]
+__all__ = ["Broker", "get_broker", "get_producer", "is_in_outbox", "remote_broker", "serving_broker", "working_broker"]
 
 
 # One per process: a broker remembers claims without an answer, known queues and connections.
@@ -106,6 +106,12 @@ def get_producer() -> Broker | Outbox:
     from .outbox import Outbox  # it has a model
 
     return Outbox(get_broker(), aliases, own_alias=conf.get("DATABASE") if conf.get("BROKER") == "orm" else None)
+
+
+def is_in_outbox(jid: str) -> bool:
+    """Return whether this job waits in an outbox, to be sent to the broker; False for a refused one."""
+    producer = get_producer()
+    return not isinstance(producer, Broker) and producer.has_waiting(jid)
 
 
 def remote_broker(url: str, *, identity: WorkerIdentity | None = None) -> Broker:

@@ -53,6 +53,10 @@ class Outbox:
             logger.warning("jobs wait in the outbox count=%d error=%s", len(jobs), error)
             return self._store_entries(jobs, self.aliases[0])
 
+    def has_waiting(self, jid: str) -> bool:
+        """Return whether this job waits in a row. A row is deleted only after the target has stored its job."""
+        return any(outbox.has_waiting(jid, using=alias) for alias in self.aliases)
+
     def relay(self, alias: str) -> int:
         """Push the rows that wait in one database to the target; return how many were settled.
 

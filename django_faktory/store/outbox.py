@@ -38,6 +38,12 @@ def add(jobs: Sequence[JobPayload], *, using: str) -> None:
     run(using, lambda _: OutboxEntry.objects.using(using).bulk_create(entries, batch_size=CHUNK))
 
 
+def has_waiting(jid: str, *, using: str) -> bool:
+    """Return whether this job waits here, and was not refused."""
+    rows = OutboxEntry.objects.using(using).filter(jid=jid, error="")
+    return run(using, lambda _: rows.exists(), atomic=False)
+
+
 def lease(*, using: str, now: datetime | None = None, limit: int = CHUNK) -> list[LeasedEntry]:
     """Lease the oldest rows for `LEASE_S`; an empty list while another process has leased them."""
 

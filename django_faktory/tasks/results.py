@@ -198,7 +198,8 @@ class JobResult(GenericResult[P, R]):  # type: ignore[misc]  # frozen in Django,
         """Wait until the job has ended, successfully or not; update this result and return it.
 
         `timeout` is in seconds; None waits without a limit, 0 reads once. Raises ResultTimeout if the job has not ended
-        by then, TaskResultDoesNotExist if its row is gone, and FaktoryError inside a transaction.
+        by then, TaskResultDoesNotExist if its row is gone, and FaktoryError inside a transaction. Waits for a job in the
+        outbox too.
         """
         for pause_s in self._poll(timeout):
             if pause_s:
@@ -221,9 +222,12 @@ class JobResult(GenericResult[P, R]):  # type: ignore[misc]  # frozen in Django,
         try:
             self.refresh()
         except TaskResultDoesNotExist:
+            if not conf.outbox():
+                raise
             # The outbox sends a job of these transactions after the commit, so it is not stored yet.
             _refuse_open_transaction(conf.outbox())
-            raise
+            if not brokers.is_in_outbox(self.id):
+                self.refresh()  # it may have been sent after the first read
 
     def _poll(self, timeout_s: float | None) -> Iterator[float]:
         """Yield the pause before each read, until the job has ended. Raises ResultTimeout."""

@@ -1,5 +1,6 @@
 """Enqueue in a transaction while jobs are stored elsewhere: no phantom job and no lost job."""
 
+import math
 import threading
 from datetime import timedelta
 
@@ -253,6 +254,29 @@ class TestSettings:
             Job.objects.using("other").filter(jid=sent.id).delete()
             with pytest.raises(TaskResultDoesNotExist):
                 wait(sent)
+
+    def test_wait_waits_for_a_job_that_is_still_in_the_outbox(self):
+        with override_settings(FAKTORY={"DATABASE": "other"}):
+            producer = get_producer()
+            producer._paused_until = math.inf  # as after a failure of the target: the relay sends the job later
+            with transaction.atomic():
+                sent = tasks.add.enqueue(1, 2)
+            assert waiting() == [sent.id]
+            with pytest.raises(ResultTimeout):
+                sent.wait(0.03)
+            producer.relay("default")
+            assert not waiting()
+            with pytest.raises(ResultTimeout):
+                sent.wait(0.03)
+
+    def test_wait_reports_a_job_that_the_target_refused_as_missing(self):
+        with override_settings(FAKTORY={"DATABASE": "other"}):
+            get_producer()._paused_until = math.inf
+            with transaction.atomic():
+                sent = tasks.add.enqueue(1, 2)
+            OutboxEntry.objects.update(error="refused")
+            with pytest.raises(TaskResultDoesNotExist):
+                sent.wait(60)
 
     def test_an_outbox_can_be_enabled_for_another_database(self):
         with override_settings(FAKTORY={"OUTBOX": ["other"]}):
