@@ -5,7 +5,7 @@ the machine's administrator, with access to the database anyway. `REDACT` applie
 
 Three rules: a resource is shown by its `view` permission; contents of jobs (arguments, results, errors, progress) are
 shown by `view_job` only, wherever they are stored; an action shows nothing, so a user with permission to act but not to
-view learns only whether the act succeeded. Pure tables: the models' Meta reads the labels. Docs: docs/security.md.
+view learns only whether the action succeeded. Pure tables: the models' Meta reads the labels. Docs: docs/security.md.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ _VERBS: Mapping[str, str] = {
 }
 """The actions on each resource. Their permissions have the form of Django's own: `verb_resource`."""
 
-ACTS: Mapping[str, str] = {
+ACTIONS: Mapping[str, str] = {
     **{f"{resource}.{verb}": f"{verb}_{resource}" for resource, verbs in _VERBS.items() for verb in verbs.split()},
     "overview.view": "view_statistics",
 }
@@ -60,10 +60,10 @@ the user may not see.
 """
 
 
-_VIEWERS = frozenset(codename for codename in ACTS.values() if codename.startswith("view_"))
+_VIEWERS = frozenset(codename for codename in ACTIONS.values() if codename.startswith("view_"))
 _OPERATORS = _VIEWERS | {
-    ACTS[act]
-    for act in (
+    ACTIONS[action]
+    for action in (
         "job.retry", "job.requeue", "job.cancel", "job.change", "batch.retry", "queue.pause", "queue.resume",
         "workerprocess.quiet", "workerprocess.terminate", "cronentry.pause", "cronentry.resume", "cronentry.run",
         "joblock.release", "limit.pause", "limit.resume", "outboxentry.retry", "gearmonkeyfunction.audit",
@@ -72,7 +72,7 @@ _OPERATORS = _VIEWERS | {
 ROLES: Mapping[str, frozenset[str]] = {
     "Faktory viewers": _VIEWERS,
     "Faktory operators": _OPERATORS,
-    "Faktory administrators": frozenset(ACTS.values()),
+    "Faktory administrators": frozenset(ACTIONS.values()),
 }
 """Groups that `faktory groups` creates, and their permissions.
 
@@ -88,14 +88,14 @@ class HasPermissions(Protocol):
         """Return whether the user has this permission."""
 
 
-def needs(act: str) -> str:
+def needs(action: str) -> str:
     """Return the full name of the permission that an action needs. Raises KeyError for an unknown action."""
-    return f"{APP}.{ACTS[act]}"
+    return f"{APP}.{ACTIONS[action]}"
 
 
-def may(user: HasPermissions, act: str) -> bool:
+def may(user: HasPermissions, action: str) -> bool:
     """Return whether the user may perform this action, `resource.verb`. Raises KeyError for an unknown action."""
-    return bool(user.has_perm(needs(act)))
+    return bool(user.has_perm(needs(action)))
 
 
 def may_see(user: HasPermissions, resource: str, field: str | None = None) -> bool:

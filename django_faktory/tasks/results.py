@@ -198,8 +198,8 @@ class JobResult(GenericResult[P, R]):  # type: ignore[misc]  # frozen in Django,
         """Wait until the job has ended, successfully or not; update this result and return it.
 
         `timeout` is in seconds; None waits without a limit, 0 reads once. Raises ResultTimeout if the job has not ended
-        by then, TaskResultDoesNotExist if its row is gone, and FaktoryError inside a transaction. Waits for a job that is
-        in the outbox too.
+        by then, TaskResultDoesNotExist if its row is gone, and FaktoryError inside a transaction. A job in the outbox
+        has not ended.
         """
         for pause_s in self._poll(timeout):
             if pause_s:

@@ -21,19 +21,19 @@ def codes(cell):
 
 
 def test_the_permission_table_has_each_resource():
-    assert set(rows()) == {act.partition(".")[0] for act in permissions.ACTS}
+    assert set(rows()) == {action.partition(".")[0] for action in permissions.ACTIONS}
 
 
-@pytest.mark.parametrize("resource", sorted({act.partition(".")[0] for act in permissions.ACTS}))
+@pytest.mark.parametrize("resource", sorted({action.partition(".")[0] for action in permissions.ACTIONS}))
 def test_a_table_row_lists_each_act_and_field_with_its_permission(resource):
     view, acts, fields = rows()[resource]
     mine = {
-        act.partition(".")[2]: codename for act, codename in permissions.ACTS.items() if act.startswith(f"{resource}.")
+        action.partition(".")[2]: codename for action, codename in permissions.ACTIONS.items() if action.startswith(f"{resource}.")
     }
     assert codes(view) == {mine.pop("view")}
     assert codes(acts) == set(mine.values())
     assert dict(re.findall(r"(\w+): `(\w+)`", fields)) == {
-        field.partition(".")[2]: permissions.ACTS[needed]
+        field.partition(".")[2]: permissions.ACTIONS[needed]
         for field, needed in permissions.FIELDS.items()
         if field.startswith(f"{resource}.")
     }
@@ -42,7 +42,7 @@ def test_a_table_row_lists_each_act_and_field_with_its_permission(resource):
 @pytest.mark.django_db
 def test_django_has_each_permission_of_the_policy():
     known = set(Permission.objects.filter(content_type__app_label=permissions.APP).values_list("codename", flat=True))
-    assert set(permissions.ACTS.values()) <= known
+    assert set(permissions.ACTIONS.values()) <= known
 
 
 def test_an_act_missing_from_the_policy_is_rejected():
