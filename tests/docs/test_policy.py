@@ -25,13 +25,15 @@ def test_the_permission_table_has_each_resource():
 
 
 @pytest.mark.parametrize("resource", sorted({action.partition(".")[0] for action in permissions.ACTIONS}))
-def test_a_table_row_lists_each_act_and_field_with_its_permission(resource):
-    view, acts, fields = rows()[resource]
+def test_a_table_row_lists_each_action_and_field_with_its_permission(resource):
+    view, actions, fields = rows()[resource]
     mine = {
-        action.partition(".")[2]: codename for action, codename in permissions.ACTIONS.items() if action.startswith(f"{resource}.")
+        action.partition(".")[2]: codename
+        for action, codename in permissions.ACTIONS.items()
+        if action.startswith(f"{resource}.")
     }
     assert codes(view) == {mine.pop("view")}
-    assert codes(acts) == set(mine.values())
+    assert codes(actions) == set(mine.values())
     assert dict(re.findall(r"(\w+): `(\w+)`", fields)) == {
         field.partition(".")[2]: permissions.ACTIONS[needed]
         for field, needed in permissions.FIELDS.items()
