@@ -33,7 +33,7 @@ PASSWORD = "the good client knows it"
 SETTINGS = {"idle": {"MAX_CONNECTIONS": 12_000}, "silent": {"MAX_CONNECTIONS": 12_000}}
 GUESSED = ("guesses", "guesses_from_everywhere")
 ENOUGH_FILES = 25_000
-"""Enough for 10,000 connections and their other ends."""
+"""Enough for both ends of 10,000 connections."""
 
 
 class GoodClient:
@@ -99,7 +99,7 @@ def _with_password(port, password):
 
 
 class Watch:
-    """Records the resident memory of a process every 0.1 s, in a thread."""
+    """Record the resident memory of a process every 0.1 s, in a thread."""
 
     def __init__(self, pid):
         self._pid = pid
@@ -207,7 +207,7 @@ def main():
     parser = argparse.ArgumentParser(prog="python -m benchmarks.attack")
     parser.add_argument("kinds", nargs="*", metavar="attack", help=f"which of {', '.join(KINDS)}; default: all")
     parser.add_argument("--seconds", type=float, default=15.0, help="of each attack")
-    parser.add_argument("--scale", type=float, default=1.0, help="how many attackers, as a part of all")
+    parser.add_argument("--scale", type=float, default=1.0, help="fraction of the usual number of attackers")
     parser.add_argument("--json", action="store_true", help="print everything")
     options = parser.parse_args()
     if unknown := set(options.kinds) - KINDS.keys():

@@ -276,7 +276,7 @@ def main():
     parser.add_argument("--rounds", type=int, default=3, help="of --backlog")
     parser.add_argument("--jobs", type=int, default=20_000, help="a drain of --backlog")
     parser.add_argument("--step", type=int, default=500_000, help="jobs between two readings of --done")
-    parser.add_argument("--keep-s", type=int, help="with --done: keep results so long; default: none are kept")
+    parser.add_argument("--keep-s", type=int, help="with --done: seconds to keep results; default: none are kept")
     parser.add_argument("--json", action="store_true", help="print every reading at the end")
     options = vars(parser.parse_args())
     chosen = {name: options[name] for name in PARTS if options[name] is not None} or SIZES
@@ -284,7 +284,7 @@ def main():
     about = machine() | {name: ask(f"SHOW {name}")[0] for name in ("autovacuum", "autovacuum_naptime")}
     print(json.dumps(about | {"sizes": chosen}, indent=2), flush=True)
     if about["autovacuum"] != "on":
-        print("autovacuum is off: what follows is not what a database that is looked after does")
+        print("autovacuum is off: the figures are not those of a maintained database")
     found = {name: PARTS[name](size, **options) for name, size in chosen.items()}
     text = json.dumps({"machine": about, "options": options, "found": found}, indent=2)
     (HERE / "results" / "growth.json").write_text(text + "\n")

@@ -351,9 +351,9 @@ def read_cpu_s():
 
 
 def main():
-    parser = argparse.ArgumentParser(description="Time each page with so many jobs.")
+    parser = argparse.ArgumentParser(description="Time each page with this number of jobs.")
     parser.add_argument("jobs", nargs="?", type=int, default=5_000_000)
-    parser.add_argument("--keep", action="store_true", help="look at what the latest run has filled")
+    parser.add_argument("--keep", action="store_true", help="time the data of the latest run")
     options = parser.parse_args()
     for name, value in NEEDED.items():
         os.environ.setdefault(name, value)

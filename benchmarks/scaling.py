@@ -194,10 +194,10 @@ def main():
     parser.add_argument("--jobs", type=int, default=20_000, help="a drain (default: %(default)s)")
     parser.add_argument("--rounds", type=int, default=3, help="of which the medians are taken (default: %(default)s)")
     parser.add_argument("--idle-s", type=float, default=15.0, help="of watching nodes without jobs")
-    parser.add_argument("--no-docs", action="store_true", help="leave docs/scaling.md alone, as a smaller run does")
+    parser.add_argument("--no-docs", action="store_true", help="do not write docs/scaling.md, as in a smaller run")
     options = parser.parse_args()
     if os.environ.get("BENCH_DATABASE", "postgresql") != "postgresql":
-        parser.error("expected PostgreSQL: its processes and counters are what is measured")
+        parser.error("expected PostgreSQL: its processes and counters are measured")
     prepare()
     about = machine() | {"max_connections": ask("SHOW max_connections")[0]}
     print(json.dumps(about, indent=2), flush=True)

@@ -204,7 +204,9 @@ def main():
     parser.add_argument("--idle-s", type=float, default=20.0, help="seconds of watching an idle node")
     parser.add_argument("--connections", type=int, default=2000, help="idle ones")
     parser.add_argument("--servers", type=lambda text: [int(one) for one in text.split(",")], default=[1])
-    parser.add_argument("--beside", metavar="FAKTORY", help="the original server's binary, to be measured in turns")
+    parser.add_argument(
+        "--beside", metavar="FAKTORY", help="binary of the original server, to measure in turns with ours"
+    )
     options = parser.parse_args()
     _, most = resource.getrlimit(resource.RLIMIT_NOFILE)
     resource.setrlimit(resource.RLIMIT_NOFILE, (most, most))

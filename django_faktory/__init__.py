@@ -1,6 +1,7 @@
 """Durable, transactional background jobs for Django: a Faktory server, a worker and a Tasks backend on the ORM.
 
-Importable before Django's apps are ready; imports no model.
+Defines the public names of the package. Importable before Django's apps are ready: names that need the Tasks API or
+settings (`task`, `push`, `Batch`, `Cron`, …) are imported on first use.
 """
 
 from __future__ import annotations
@@ -49,7 +50,7 @@ __version__ = "1.0.0rc1"
 
 
 def __getattr__(name: str) -> Any:
-    # These need the Tasks API, and Django's settings at the moment they decorate; not before.
+    # On first use: these modules import the Tasks API and read Django's settings, which may not be ready before.
     if name in ("JobContext", "task"):
         from .tasks import base
 

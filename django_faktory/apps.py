@@ -1,4 +1,7 @@
-"""Define the Django app config: register system checks and virtual models, install the querysets' operations."""
+"""App config of the Django app.
+
+`FaktoryConfig.ready` registers the system checks and the proxy models, and installs the operations of query sets.
+"""
 
 from __future__ import annotations
 
@@ -13,7 +16,7 @@ class FaktoryConfig(AppConfig):
     default_auto_field = "django.db.models.BigAutoField"
 
     def ready(self) -> None:
-        """Register the system checks and install the operations of querysets.
+        """Register the system checks and the proxy models, and install the operations of query sets.
 
         Tasks are imported later, by the commands that run them (see `tasks.base.autodiscover`).
         """

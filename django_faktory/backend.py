@@ -63,7 +63,7 @@ class FaktoryBackend(BaseTaskBackend):
         setting_changed.connect(self._forget_builders)
 
     def _forget_builders(self, *, setting: str, **_: Any) -> None:
-        """Drop the builders after a change of settings, as in tests: they have read them."""
+        """Drop the builders when FAKTORY changes, as in tests, because builders cache settings."""
         if setting == "FAKTORY":
             self._builders.clear()
 
@@ -175,8 +175,8 @@ class FaktoryBackend(BaseTaskBackend):
         for option in ("unique_for", "run_after"):
             if getattr(builder.task, option) is not None:
                 raise InvalidTask(
-                    f"task {builder.task.module_path}: {option}: expected none in a batch's callback, which comes when "
-                    "the batch is done; let it enqueue another task"
+                    f"task {builder.task.module_path}: {option}: expected none for a callback, which its batch "
+                    "enqueues when it is done; let the callback enqueue another task"
                 )
         # A callback is not a member: with a bid it would count in the batch that is open while it is built.
         [job] = builder.jobs([self._new_call(builder, args, kwargs, jid=new_jid(), now=now)], now)
@@ -190,8 +190,8 @@ class FaktoryBackend(BaseTaskBackend):
         """
         if not brokers.get_broker().keeps_results:
             raise NotImplementedError(
-                'results are read from this project\'s database only: with FAKTORY["BROKER"] = "remote" they stay with '
-                'the Faktory server; ask it, or use the broker "orm"'
+                'results are read from this project\'s database only: with FAKTORY["BROKER"] = "remote" they are on '
+                'the Faktory server; read them there, or use the broker "orm"'
             )
         try:
             job = _row(result_id)
@@ -200,10 +200,10 @@ class FaktoryBackend(BaseTaskBackend):
             raise TaskResultDoesNotExist(f"{result_id}: {error}") from error
 
     def check(self, **_: Any) -> list[CheckMessage]:
-        """Check this entry of TASKS; `checks` covers the settings themselves."""
+        """Check this entry of TASKS; `checks.settings` checks FAKTORY."""
         messages: list[CheckMessage] = []
         place = f"TASKS[{self.alias!r}]"
-        # `key=str`: a value that is no text is reported below, and must not raise here.
+        # `key=str`: a value that is not a string is reported below and must not raise here.
         for name in sorted(self.queues, key=str):
             problem = _problem_with_queue(name)
             if problem:
@@ -258,7 +258,7 @@ def is_checked_by_django() -> bool:
 
 @register
 def check_installation(**_: Any) -> list[CheckMessage]:
-    """Report the backends of a project that has not installed the app, whose own checks are then not registered."""
+    """Check the backends of a project that has not installed the app: its checks are not registered then."""
     # Importing any task registers this check.
     if apps.is_installed("django_faktory") or is_checked_by_django():
         return []

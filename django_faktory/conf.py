@@ -18,9 +18,9 @@ from django.views.decorators.debug import sensitive_variables
 
 
 class Rule(NamedTuple):
-    """What a setting's value must be: a phrase for errors, and a predicate.
+    """Constraint on the value of a setting: a phrase for error messages, and a predicate.
 
-    Without a predicate the rule needs modules that import this one: `checks.settings.PREDICATES` has it.
+    A predicate that needs modules above this one is None here and defined in `checks.settings.PREDICATES`.
     """
 
     expected: str
@@ -78,7 +78,7 @@ def _is_address(value: Any) -> bool:
 
 
 def _is_token(value: Any) -> bool:
-    # It is sent in an HTTP header, which has no room for spaces and control characters.
+    # It is sent in an HTTP header, which cannot contain spaces or control characters.
     return isinstance(value, str) and all("!" <= character <= "~" for character in value)
 
 
@@ -135,8 +135,8 @@ SETTINGS: dict[str, Setting] = {
     "OUTBOX": Setting(
         None,
         _or_none(_list("a list of aliases of DATABASES")),
-        "Aliases of the databases with an outbox: a task that is enqueued in a transaction there is stored "
-        "with it. `None`: `default`, unless jobs are stored there.",
+        "Aliases of the databases with an outbox: jobs that are enqueued in their transactions are stored in "
+        "them and sent after the commit. `None`: `default`, unless jobs are stored there.",
     ),
     # server
     "BIND": Setting(
@@ -147,8 +147,8 @@ SETTINGS: dict[str, Setting] = {
     "PASSWORD": Setting(
         "",
         _TEXT,
-        "Password of the server. A value that begins with `/` is the path of a file with it. The "
-        "environment variable `FAKTORY_PASSWORD` takes precedence.",
+        "Password of the server. A value that begins with `/` is the path of a file that contains it. "
+        "The environment variable `FAKTORY_PASSWORD` takes precedence.",
         is_secret=True,
     ),
     "PASSWORD_TRIES": Setting(
@@ -185,7 +185,7 @@ SETTINGS: dict[str, Setting] = {
     "HELLO_TIMEOUT": Setting(
         5.0,
         _seconds(0.1),
-        "Seconds in which a new connection must send HELLO; the TLS handshake before it has the same time.",
+        "Seconds in which a new connection must send HELLO; the TLS handshake before it has the same limit.",
     ),
     "COMMAND_TIMEOUT": Setting(
         60.0,
@@ -205,7 +205,8 @@ SETTINGS: dict[str, Setting] = {
     "STRICT_WIDS": Setting(
         False,
         _FLAG,
-        "Whether to reject FETCH, ACK and FAIL from a connection without a wid, and a BEAT for the wid of another one.",
+        "Whether to reject FETCH, ACK and FAIL from a connection without a wid, and a BEAT for the wid of another "
+        "connection.",
     ),
     # worker
     "PROCESSES": Setting(
@@ -241,7 +242,7 @@ SETTINGS: dict[str, Setting] = {
     "MAX_INTERRUPTIONS": Setting(
         None,
         _or_none(_integer(0)),
-        "How often the shutdown of a worker returns a job to its queue; after that, it fails. `None`: no limit.",
+        "How often the shutdown of a worker may return a job to its queue before the job fails. `None`: no limit.",
     ),
     "BEAT_INTERVAL": Setting(
         15.0,
@@ -251,19 +252,19 @@ SETTINGS: dict[str, Setting] = {
     "POLL_INTERVAL": Setting(
         1.0,
         _seconds(0.01),
-        "Maximum number of seconds between two polls for work; five times as many where notifications arrive.",
+        "Maximum number of seconds between two polls for work; five times as long if notifications arrive.",
     ),
     "UNKNOWN_JOBTYPE_GRACE": Setting(
         600.0,
         _seconds(0),
-        "Seconds that jobs of an unknown task are left to workers with newer code, before they fail. 0: "
-        "they fail at once.",
+        "Seconds that jobs of an unknown task are left to workers with newer code before they fail. 0: they "
+        "fail at once.",
     ),
     "MIGRATIONS_WAIT": Setting(
         300.0,
         _seconds(0),
-        "Seconds that `runfaktory` waits if migrations are not applied. 0: it ends if migrations of this "
-        "package are missing.",
+        "Seconds that `runfaktory` waits for unapplied migrations. 0: it exits at once if migrations of this "
+        "package are not applied.",
     ),
     # jobs
     "MAX_ATTEMPTS": Setting(
@@ -309,23 +310,23 @@ SETTINGS: dict[str, Setting] = {
     ),
     "REDACT": Setting(
         "",
-        Rule("the dotted path of a function that takes a jobtype and arguments, or an empty text", _is_function_path),
+        Rule('the dotted path of a function that takes a jobtype and arguments, or ""', _is_function_path),
         "Dotted path of a function `(jobtype, arguments)` that returns the arguments to show to users. "
         "Empty: all are shown.",
     ),
     "LOG_LINES": Setting(
         50,
         _integer(0, 500),
-        "Log lines of an attempt that are kept and shown on the page of its job, the latest ones. 0: none.",
+        "Number of latest log lines of an attempt that are kept and shown on the page of its job. 0: none.",
     ),
     "RELEASE": Setting(
         "",
-        Rule("a text such as a version or a commit", lambda value: isinstance(value, str)),
+        Rule("a string such as a version or a commit", lambda value: isinstance(value, str)),
         "Release of your code, such as a version or a commit. Workers record it with each failed attempt.",
     ),
     "REDACT_LOG": Setting(
         "",
-        Rule("the dotted path of a function that takes a jobtype and log lines, or an empty text", _is_function_path),
+        Rule('the dotted path of a function that takes a jobtype and log lines, or ""', _is_function_path),
         "Dotted path of a function `(jobtype, lines)` that returns the log lines to show to users. "
         "Empty: all are shown, but none if `REDACT` is set.",
     ),
@@ -342,15 +343,15 @@ SETTINGS: dict[str, Setting] = {
     ),
     "ENCRYPTION_KEYS": Setting(
         [],
-        _list("a list of keys, each a text that Fernet.generate_key() makes"),
-        "Fernet keys. The first one encrypts, each of them decrypts.",
+        _list("a list of keys, each a string from Fernet.generate_key()"),
+        "Fernet keys. The first key encrypts; all keys decrypt.",
         is_secret=True,
     ),
     # GearMonkey
     "GEARMONKEY_URL": Setting(
         "",
-        Rule("the URL of a Redis, such as redis://localhost:6379/0", _is_redis),
-        "URL of the Redis that GearMonkey clients and workers use. The environment variable "
+        Rule("the URL of a Redis server, such as redis://localhost:6379/0", _is_redis),
+        "URL of the Redis server that GearMonkey clients and workers use. The environment variable "
         "`GEARMONKEY_URL` takes precedence.",
         is_secret=True,
     ),
@@ -367,7 +368,7 @@ SETTINGS: dict[str, Setting] = {
     "GEARMONKEY_LEASE": Setting(
         20.0,
         _seconds(1),
-        "Seconds without a heartbeat after which the jobs of a GearMonkey worker are given to others.",
+        "Seconds without a heartbeat after which the jobs of a GearMonkey worker are given to other workers.",
     ),
     "GEARMONKEY_MAX_INPUT_BYTES": Setting(
         1024 * 1024,
@@ -399,7 +400,7 @@ SETTINGS: dict[str, Setting] = {
     "ALARM_REPEAT": Setting(
         14_400.0,
         _seconds(60),
-        "Seconds after which a message repeats an alarm that still lasts.",
+        "Seconds after which an alarm that is still active is sent again.",
     ),
     "ALARM_LATENCY": Setting(
         600.0,
@@ -414,7 +415,7 @@ SETTINGS: dict[str, Setting] = {
     "DATABASE_TIMEOUT": Setting(
         10.0,
         _seconds(1),
-        "Seconds that `runfaktory` waits for PostgreSQL's reply to a verb, and that a command waits for a lock.",
+        "Seconds that `runfaktory` waits for PostgreSQL's reply to a call, and that a command waits for a lock.",
     ),
     "DEAD_TTL": Setting(
         180 * 86_400,
@@ -435,7 +436,7 @@ SETTINGS: dict[str, Setting] = {
     ),
     "METRICS_TOKEN": Setting(
         "",
-        Rule("a string of printable ASCII without spaces, or an empty one", _is_token),
+        Rule('a string of printable ASCII without spaces, or ""', _is_token),
         "Bearer token that `/metrics`, `/healthz` and `/readyz` require. Empty: none.",
         is_secret=True,
     ),
@@ -500,7 +501,7 @@ def allows_flush() -> bool:
     return bool(settings.DEBUG if allowed is None else allowed)
 
 
-# Django's reports of errors must not show the local variables of these two functions.
+# Django's error reports must not show the local variables of these two functions.
 @sensitive_variables()
 def password() -> str:
     """Return the server's password: `FAKTORY_PASSWORD`, else the setting; "" means none.
@@ -521,7 +522,7 @@ def password() -> str:
     else:
         if content:
             return content
-        reason = "an empty one"  # as a password it would disable authentication
+        reason = "an empty file"  # as a password it would disable authentication
     raise ImproperlyConfigured(
         f"{name}: expected a readable file with the password at {value}, got: {reason}; "
         "correct the path or set the password itself"
@@ -534,7 +535,7 @@ def url() -> str:
 
     Read from `FAKTORY_PROVIDER`, then `FAKTORY_URL`, then the local default.
     """
-    # Both variables are those that clients of the original server read.
+    # The clients of the original server read the same two variables.
     provider = os.environ.get("FAKTORY_PROVIDER")
     if not provider:
         return os.environ.get("FAKTORY_URL") or "tcp://localhost:7419"
@@ -546,6 +547,6 @@ def url() -> str:
     address = os.environ.get(provider)
     if not address:
         raise ImproperlyConfigured(
-            f"FAKTORY_PROVIDER: expected a Faktory URL in the environment variable {provider}, it is not set"
+            f"FAKTORY_PROVIDER: expected a Faktory URL in the environment variable {provider}, which is not set"
         )
     return address

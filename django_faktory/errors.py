@@ -10,9 +10,9 @@ from typing import Any
 
 
 class FaktoryError(Exception):
-    """Base of every error this package raises on purpose."""
+    """Base of all exceptions that this package defines."""
 
-    code = "ERR"  # of every refusal, except that of a job that is not unique
+    code = "ERR"  # as in the original server, except for NotUnique
 
 
 class TranslatableError(FaktoryError):
@@ -27,12 +27,12 @@ class TranslatableError(FaktoryError):
 
 
 def translatable(text: str) -> str:
-    """Return the text unchanged. `scripts/translations.py` finds it by this call, as by `gettext_noop` of Django."""
+    """Mark a text for `scripts/translations.py`, like Django's `gettext_noop`, and return it unchanged."""
     return text
 
 
 def quoted(value: object) -> str:
-    """Return a value as Python writes it, short enough for a message."""
+    """Return the repr of a value, cut to 80 characters for a message."""
     return f"{value!r:.80}"
 
 
@@ -84,7 +84,7 @@ class NotUnique(TranslatableError):
     code = "NOTUNIQUE"
 
     def __init__(self, jid: str = "") -> None:
-        # As above, the original's text.
+        # The original server's text, as in JobNotFound.
         super().__init__(translatable("Job not unique"))
         self.jid = jid
         self.results: list[Any] = []
@@ -142,7 +142,7 @@ class InvalidQuery(TranslatableError):
 
 
 class UnknownJobType(FaktoryError):
-    """No task is registered under this jobtype. Nothing is ever imported because a job names it."""
+    """No task is registered under this jobtype. The name in a job never causes an import."""
 
 
 class ReservationExpired(FaktoryError):
@@ -195,7 +195,7 @@ class InvalidTransition(TranslatableError):
 
 
 class TaskControl(FaktoryError):
-    """Base of the exceptions by which a task decides what happens to its job. Not a failure of the worker."""
+    """Base of the exceptions by which a task decides the outcome of its job. Not a failure of the worker."""
 
 
 class Retry(TaskControl):

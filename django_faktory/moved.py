@@ -1,4 +1,4 @@
-"""Answer the import of a public module at its old place by an ImportError that names the new one.
+"""Raise an ImportError that names the new path when a moved public module is imported.
 
 Importing this module installs a finder at the end of `sys.meta_path`, where Python asks it only for modules that no
 other finder knows.
@@ -27,7 +27,7 @@ MOVED = {
     "django_faktory.tracing": "django_faktory.tasks.tracing",
     "django_faktory.transfer": "django_faktory.contrib.transfer",
 }
-"""Old and new places of public modules; the modules of a package have moved with it."""
+"""Old and new paths of public modules; the submodules of a package have moved with it."""
 
 
 def new_place(path: str) -> str:

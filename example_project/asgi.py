@@ -1,4 +1,4 @@
-"""For ASGI servers: example_project.asgi:application."""
+"""ASGI application of the example project: `example_project.asgi:application`."""
 
 import os
 

@@ -2,7 +2,7 @@
 
 DATABASE_URL   such as postgres://user@127.0.0.1:5432/shop or mysql://user@127.0.0.1:3306/shop
 REDIS_URL      such as redis://127.0.0.1:6379/0: Django's cache, shared by all processes
-SHOP_URL       where this project's own pages are reached, for its webhook
+SHOP_URL       base URL of this project's own pages, for its webhook
 """
 
 import os

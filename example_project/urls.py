@@ -1,4 +1,4 @@
-"""The shop at /, the admin with jobs, queues and workers at /admin/, the same for programs at /api/."""
+"""The shop at /, the admin with jobs, queues and workers at /admin/, the REST API at /api/."""
 
 from django.contrib import admin
 from django.urls import include, path

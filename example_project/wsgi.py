@@ -1,4 +1,4 @@
-"""For WSGI servers: example_project.wsgi:application."""
+"""WSGI application of the example project: `example_project.wsgi:application`."""
 
 import os
 

@@ -49,13 +49,13 @@ def main():
 
 
 def arguments():
-    parser = argparse.ArgumentParser(description="Make a virtual environment with all that make needs.")
+    parser = argparse.ArgumentParser(description="Create a virtual environment with everything that make needs.")
     parser.add_argument("--venv", default=".venv", help="its folder")
-    parser.add_argument("--django", help="which Django: 6.1 (default: the newest that this Python runs)")
+    parser.add_argument("--django", help="Django version, such as 6.1 (default: the newest that this Python supports)")
     parser.add_argument(
-        "--node", action="store_true", help="packages of npm too: a Faktory client and axe-core, for their tests"
+        "--node", action="store_true", help="also npm packages: a Faktory client and axe-core, for their tests"
     )
-    parser.add_argument("--browser", action="store_true", help="Chromium too, for the tests with it")
+    parser.add_argument("--browser", action="store_true", help="also Chromium, for the browser tests")
     parser.add_argument("--fuzz", action="store_true", help="the fuzzer too")
     return parser.parse_args()
 
@@ -170,7 +170,7 @@ def add_node_packages(place):
     found = {name: read(place / "node_modules" / name / "package.json").get("version") for name in wanted}
     if found == wanted or shutil.which("npm") is None:
         return
-    print_step("installing npm's {}, for the tests with it".format(", ".join(" ".join(one) for one in wanted.items())))
+    print_step("installing npm's {}, for its tests".format(", ".join(" ".join(one) for one in wanted.items())))
     command = ["npm", "install", "--silent", "--no-audit", "--no-fund", "--ignore-scripts"]
     if subprocess.run(command, cwd=place, check=False, stdin=subprocess.DEVNULL).returncode != 0:
         print_step("npm could not install it (see above)")
@@ -182,7 +182,7 @@ def add_chromium(folder):
     if subprocess.run([sys.executable, "-c", ask], cwd=ROOT, check=False).returncode == 0:
         return
     if not apt_install(["chromium-headless-shell", "fonts-dejavu-core"]):  # without a font its pages show empty boxes
-        print_step("fetching Chromium, for the tests with it")
+        print_step("fetching Chromium, for the browser tests")
         fetch = [str(folder / "bin" / "playwright"), "install", "--only-shell", "chromium"]
         if subprocess.run(fetch, check=False).returncode != 0:
             print_step("Chromium could not be fetched (see above): install it, and run this again")

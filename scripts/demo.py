@@ -37,8 +37,8 @@ class Expected(NamedTuple):
 
 
 def main():
-    parser = argparse.ArgumentParser(description="Run the example project and show how its jobs fare.")
-    parser.add_argument("--once", action="store_true", help="end by itself, with a summary")
+    parser = argparse.ArgumentParser(description="Run the example project and show the states of its jobs.")
+    parser.add_argument("--once", action="store_true", help="end after the jobs, with a summary")
     parser.add_argument("--within", type=float, default=120, help="with --once: seconds the jobs have (%(default)s)")
     parser.add_argument("--web-port", type=int, default=8000, help="or the next free one (%(default)s)")
     parser.add_argument("--faktory-port", type=int, default=7419, help="or the next free one (%(default)s)")

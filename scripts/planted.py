@@ -143,7 +143,7 @@ def plant_all(plants, options):
 
 
 def arguments():
-    parser = argparse.ArgumentParser(description="Plant defects, and see that the tests notice them.")
+    parser = argparse.ArgumentParser(description="Plant defects, and check that the tests detect them.")
     parser.add_argument("--sample", type=int, metavar="N", help="number of plants to run; each commit selects others")
     parser.add_argument("--only", metavar="WORDS", default="", help="run plants with these words in their name")
     parser.add_argument("--unchecked", action="store_true", help="do not run the tests without plants first")

@@ -25,7 +25,7 @@ class Plant(NamedTuple):
 
 PLANTS = (
     Plant(
-        "the end of a job asks for no holder, in PostgreSQL's statement",
+        "the end of a job does not check the holder, in PostgreSQL's statement",
         f"{DIALECTS}/postgresql/jobs.py",
         "  WHERE {IS_HOLDER}),\ngone AS (",
         "  WHERE j.state = 'working'),\ngone AS (",
@@ -33,14 +33,14 @@ PLANTS = (
         "postgresql",
     ),
     Plant(
-        "the end of a job asks for no holder, on the other databases",
+        "the end of a job does not check the holder, on the other databases",
         f"{DIALECTS}/portable.py",
         "                if holder and ack.jid not in ended and holds(ack.wid, ack.attempt, holder.wid, holder.attempt):",
         "                if holder and ack.jid not in ended:",
         (CONTRACT, "-k", "late_report or ack_returns_whether_each_report_had_an_effect"),
     ),
     Plant(
-        "the COMMIT that comes along with an end comes to pass without it",
+        "a COMMIT that is sent with an end is executed without the end",
         f"{DIALECTS}/postgresql/jobs.py",
         "THEN '1' ELSE '{NOT_HELD}' END)::int, now",
         "THEN '1' ELSE '0' END)::int, now",
@@ -52,7 +52,7 @@ PLANTS = (
         "postgresql",
     ),
     Plant(
-        "an end with its COMMIT leaves the batch of its job waiting",
+        "an end that is sent with a COMMIT does not update the batch of its job",
         "django_faktory/core/payloads.py",
         "        return self.is_batchless and self.lock_token is None and self.permits is None",
         "        return self.lock_token is None and self.permits is None",
@@ -60,7 +60,7 @@ PLANTS = (
         "postgresql",
     ),
     Plant(
-        "a transaction that its task gave up passes for a success",
+        "a transaction that its task marked for rollback counts as a success",
         f"{STORE}/jobs/acknowledgements.py",
         "    connection.validate_no_broken_transaction()\n",
         "",
@@ -84,7 +84,7 @@ PLANTS = (
         "postgresql",
     ),
     Plant(
-        "a relay asks for no holder",
+        "a lock handoff does not check the holder",
         f"{DIALECTS}/postgresql/lock_handoff.py",
         "  WHERE j.state = 'working' AND ($4 = '' OR j.wid = '' OR j.wid = $4) AND ($5 IS NULL OR j.attempt = $5)",
         "  WHERE j.state = 'working'",
@@ -92,7 +92,7 @@ PLANTS = (
         "postgresql",
     ),
     Plant(
-        "a relay passes over what is ready before the next of the key",
+        "a lock handoff ignores ready jobs that come before the next job of the key",
         f"{DIALECTS}/postgresql/lock_handoff.py",
         "        AND (q.place, ready.sort_priority",
         "        AND FALSE AND (q.place, ready.sort_priority",
@@ -118,7 +118,7 @@ PLANTS = (
         ("tests/server/test_life.py", "-k", "commands_fail_while_the_database_is_unavailable_and_work_afterwards"),
     ),
     Plant(
-        "a report of failure may come from anybody",
+        "a report of failure is accepted from any worker",
         f"{STORE}/jobs/failures.py",
         "    return job.state == State.WORKING and holds(failure.wid, failure.attempt, job.wid, job.attempt)",
         "    return job.state == State.WORKING",
@@ -151,14 +151,14 @@ PLANTS = (
         ),
     ),
     Plant(
-        "the third lost worker is forgiven",
+        "the third lost worker does not make a job dead",
         "django_faktory/core/lifecycle.py",
         "    return State.DEAD if losses >= MAX_LOSSES else State.ENQUEUED",
         "    return State.DEAD if losses > MAX_LOSSES else State.ENQUEUED",
         ("tests/core/test_lifecycle.py", "-k", "a_job_is_dead_after_losing_its_worker_three_times"),
     ),
     Plant(
-        "a reservation that ran out is never given back",
+        "an expired reservation is never released",
         "django_faktory/runtime/maintenance.py",
         '            Step("reservations", ON_DEMAND, self._reap_reservations),\n',
         "",
@@ -169,7 +169,7 @@ PLANTS = (
         ),
     ),
     Plant(
-        "a job is not given back whose client was gone",
+        "a job whose client has disconnected is not released",
         "django_faktory/server/connection.py",
         "            self.server.release(unsent)\n",
         "            pass\n",
@@ -192,7 +192,7 @@ PLANTS = (
         "postgresql",
     ),
     Plant(
-        "a unique job that succeeds keeps its lock where its COMMIT comes along",
+        "a unique job that succeeds keeps its lock if a COMMIT is sent with its end",
         f"{DIALECTS}/postgresql/ending.py",
         "reserved_until = NULL, unique_key = NULL, lock_token",
         "reserved_until = NULL, lock_token",
@@ -211,7 +211,7 @@ PLANTS = (
         ),
     ),
     Plant(
-        "a place of a limit is never given back",
+        "a permit is never returned",
         f"{STORE}/limits/limiters.py",
         "            limiter.in_use = max(0, limiter.in_use - counts[limiter.id])",
         "            limiter.in_use = max(0, limiter.in_use)",
@@ -230,7 +230,7 @@ PLANTS = (
         "postgresql",
     ),
     Plant(
-        "a job that loses its lock gives its permits back in a transaction of its own",
+        "a job that loses its lock returns its permits in a separate transaction",
         f"{STORE}/jobs/acquire.py",
         "    tokens, acquired = limiters.run_with_limiters(verb, using=using)\n",
         "    passing = limiters.acquire_permits(claimed, using=using, now=now)\n"
@@ -251,7 +251,7 @@ PLANTS = (
         ("tests/store/limits/test_exact.py", "-k", "frees_its_lock"),
     ),
     Plant(
-        "a job that ran when its limit was set is given back with its permit",
+        "a job that ran when its limit was set is released with its permit",
         f"{STORE}/jobs/releases.py",
         "    limiters.release(connection, [job.permits for job in jobs])\n",
         "",
@@ -297,14 +297,14 @@ PLANTS = (
         ("tests/core/test_batch_rules.py", "-k", "an_uncommitted_batch_takes_no_step"),
     ),
     Plant(
-        "what a log line hides is written out",
+        "log lines show redacted arguments",
         "django_faktory/tasks/redaction.py",
         '    return HIDDEN if is_on() else f"{value!r:.80}"',
         '    return f"{value!r:.80}"',
         ("tests/security/test_redaction.py", "-k", "logs_and_recorded_failures_show_no_hidden_arguments"),
     ),
     Plant(
-        "the admin asks for no permission",
+        "the admin checks no permission",
         "django_faktory/admin/base.py",
         "        return permissions.may(request.user, action)",
         "        return bool(request.user.is_staff)",
@@ -322,7 +322,7 @@ PLANTS = (
         ("tests/admin/test_lookups.py", "-k", "a_lookup_that_is_not_a_filter_returns_400"),
     ),
     Plant(
-        "a page of the admin that only shows takes a POST",
+        "a read-only page of the admin accepts a POST",
         "django_faktory/admin/base.py",
         """reject a POST.\"\"\"
         if request.method not in SAFE_METHODS:
@@ -333,14 +333,14 @@ PLANTS = (
         ("tests/admin/test_read_only.py", "-k", "a_post_to_a_read_only_page_writes_nothing"),
     ),
     Plant(
-        "a download of the admin hides nothing",
+        "a download of the admin redacts nothing",
         "django_faktory/admin/base.py",
         "            text = long_text.redact(row, text)",
         "            pass",
         ("tests/security/test_redaction.py", "-k", "no_admin_page_shows_hidden_arguments"),
     ),
     Plant(
-        "the API asks for no permission",
+        "the API checks no permission",
         "django_faktory/contrib/api/access.py",
         "        return required is not None and may(request.user, required)",
         "        return required is not None",
@@ -389,21 +389,21 @@ PLANTS = (
         ("tests/server/handlers/test_management.py", "-k", "flush_is_refused_unless_allow_flush_or_debug_permits_it"),
     ),
     Plant(
-        "the hint of a push is sent before its commit",
+        "the notification of a push is sent before its commit",
         "django_faktory/brokers/orm.py",
         "            transaction.on_commit(partial(self._notify_pushed, queues), using=self.alias)",
         "            self._notify_pushed(queues)",
         ("tests/brokers/test_hints.py",),
     ),
     Plant(
-        "a claim takes what another is just taking, on SQLite",
+        "a claim takes jobs of a concurrent claim, on SQLite",
         f"{STORE}/jobs/claims.py",
         "            atomic=not (dialect.one_statement and is_joined),\n        )\n\n    def acquire_locks_and_permits",
         "            atomic=False,\n        )\n\n    def acquire_locks_and_permits",
         ("tests/store/jobs/test_claims.py", "-k", "six_concurrent_workers_claim_each_of_200_jobs_exactly_once"),
     ),
     Plant(
-        "a claim takes what another is just taking, on PostgreSQL",
+        "a claim takes jobs of a concurrent claim, on PostgreSQL",
         f"{DIALECTS}/postgresql/jobs.py",
         '  ORDER BY sort_priority, enqueued_at, id LIMIT q.room FOR UPDATE SKIP LOCKED"""',
         '  ORDER BY sort_priority, enqueued_at, id LIMIT q.room"""',
@@ -418,14 +418,14 @@ PLANTS = (
         (CONTRACT, "-k", "quiet_worker_gets"),
     ),
     Plant(
-        "an atomic task writes although its job is another's by now",
+        "an atomic task commits although another worker has its job now",
         "django_faktory/worker/execution.py",
         "        if broker.ack_last(report, job):",
         "        if broker.ack_last(report, job) in (True, False):",
         ("tests/tasks/test_atomic.py", "-k", "lost_the_job"),
     ),
     Plant(
-        "a process that is replaced cuts off what it runs",
+        "a process that is replaced interrupts its running jobs",
         "django_faktory/worker/worker.py",
         '        return not self._loops["fetch"].is_alive() and is_reported',
         '        return not self._loops["fetch"].is_alive()',
@@ -443,7 +443,7 @@ PLANTS = (
         ),
     ),
     Plant(
-        "a migration waits for a long transaction, and everybody behind it",
+        "a migration waits for a long transaction and blocks all others",
         "django_faktory/migrations/_in_use.py",
         "                _lock(connection, tables)\n",
         "                pass\n",
@@ -465,7 +465,7 @@ PLANTS = (
         ("tests/deploys/test_statements.py",),
     ),
     Plant(
-        "a job on the event loop's way is given out before it has its lock",
+        "a job claimed on the event loop is delivered before it has its lock",
         f"{STORE}/jobs/exchanges.py",
         "        if not all(map(is_runnable, claimed)):\n            return False\n",
         "",
@@ -473,7 +473,7 @@ PLANTS = (
         "postgresql",
     ),
     Plant(
-        "a claim is forgotten whose connection was lost on the event loop's way",
+        "a claim on the event loop whose connection was lost is forgotten",
         f"{STORE}/jobs/async_exchange.py",
         "        self._schedule_checks()\n\n        def raise_lost()",
         "        def raise_lost()",
@@ -485,7 +485,7 @@ PLANTS = (
         "postgresql",
     ),
     Plant(
-        "what is read ahead goes past a job that is to hold a lock",
+        "a prefetch does not stop before a job that needs a lock",
         f"{DIALECTS}/postgresql/prefetch.py",
         "  WHERE line.goes))",
         "  ))",
@@ -493,7 +493,7 @@ PLANTS = (
         "postgresql",
     ),
     Plant(
-        "a job that a crashed server had read ahead fails",
+        "a job that a crashed server had prefetched fails",
         f"{STORE}/jobs/failures.py",
         "        unconfirmed = [job for job in rows if prefetch.is_unconfirmed(job)]",
         "        unconfirmed: list[Job] = []",
@@ -573,14 +573,14 @@ PLANTS = (
         ("tests/store/jobs/test_leases.py", "-k", "a_beat_extends_only_jobs_with_a_confirmed_delivery"),
     ),
     Plant(
-        "the lock of a client's job is over before its BEAT is due",
+        "the lock of a client's job expires before its BEAT is due",
         f"{STORE}/jobs/claims.py",
         "            lock_s, at_most_s = max(lock_s, self.worker_timeout_s), self.delivery_s",
         "            at_most_s = self.delivery_s",
         ("tests/store/jobs/test_leases.py", "-k", "the_lock_lease_of_a_client_job_equals_the_worker_timeout"),
     ),
     Plant(
-        "a job of priority does not send back what was read ahead",
+        "a job with a priority does not return prefetched jobs",
         "django_faktory/server/prefetch_buffer.py",
         "            self._all_paused_until = max(self._all_paused_until, ended)\n        self.clear()\n",
         "            self._all_paused_until = max(self._all_paused_until, ended)\n",
@@ -596,7 +596,7 @@ PLANTS = (
         "postgresql",
     ),
     Plant(
-        "a connection that was reset behind an answer is used again",
+        "a connection that was reset after a reply is used again",
         "django_faktory/server/group_commit.py",
         "        if flight.is_last:\n",
         "        if False:\n",
@@ -630,7 +630,7 @@ PLANTS = (
         ),
     ),
     Plant(
-        "a key of long arguments is made without a rest",
+        "a key of long arguments is computed without pauses",
         "django_faktory/core/json/incremental.py",
         "        self._remaining_tokens -= 1 + size // 500\n",
         "        self._remaining_tokens -= 0\n",
@@ -688,7 +688,7 @@ PLANTS = (
         ("tests/runtime/processes/test_unresponsive.py", "-k", "blocked_is_replaced"),
     ),
     Plant(
-        "a job that was lost twice runs together with others",
+        "a job that was lost twice runs concurrently with others",
         "django_faktory/worker/suspects.py",
         "    return WORKER_LOST in job.history and len(_losses(job)) >= MAX_LOSSES - 1\n",
         "    return False\n",
@@ -815,7 +815,7 @@ PLANTS = (
         "postgresql",
     ),
     Plant(
-        "a late word of an attempt overwrites its last one",
+        "a late progress report of an attempt overwrites the last one",
         f"{STORE}/jobs/tracking.py",
         "if not (job.exists() if attempt is None else _is_running(job.filter(attempt=attempt))):",
         "if not job.exists():",
@@ -841,7 +841,7 @@ PLANTS = (
         ("tests/store/batches/test_batches.py", "-k", "deadline"),
     ),
     Plant(
-        "a worker that runs a callback is outside of the ancestors of its batch",
+        "a worker that runs a callback cannot add jobs to the ancestors of its batch",
         f"{STORE}/batches/membership.py",
         "        if bid in parents:\n            return True\n",
         "",
@@ -879,7 +879,7 @@ PLANTS = (
         (f"{SERVER_TESTS}/test_lock_waits.py", "-k", "a_lost_connection_fails_only_its_own_command"),
     ),
     Plant(
-        "a batch whose maker got an error stays and keeps its parent open",
+        "a batch whose client got an error stays and keeps its parent open",
         f"{SERVER}/handlers/batches.py",
         "            server.uncertain_batches.add(batch.bid)",
         "            pass",
@@ -895,7 +895,7 @@ PLANTS = (
         "postgresql",
     ),
     Plant(
-        "a look asks whether an expired job exists, not for the first of the index",
+        "the query for expired jobs tests existence instead of reading the first index entry",
         f"{STORE}/maintenance/pending_work.py",
         """        checks.append(_compile_first(find_expiring_jobs(using=using), "expires_at", using))""",
         """        expired = find_expiring_jobs(using=using).filter(expires_at__lte=Now()).order_by().values("pk")
@@ -937,7 +937,7 @@ PLANTS = (
         "mariadb",
     ),
     Plant(
-        "a log line at ERROR waits for others, and is lost if its process is killed",
+        "a log line at ERROR is buffered and lost if its process is killed",
         "django_faktory/runtime/log_handler.py",
         "        if record.levelno >= logging.WARNING or",
         "        if record.levelno > logging.CRITICAL or",
@@ -952,7 +952,7 @@ PLANTS = (
         "postgresql",
     ),
     Plant(
-        "each node vacuums whatever the others have just done",
+        "each node vacuums tables that another node has just vacuumed",
         f"{STORE}/maintenance/vacuum.py",
         " and not statistics.is_resting",
         "",
@@ -967,7 +967,7 @@ PLANTS = (
         ("tests/store/jobs/test_scan.py", "-k", "sweep"),
     ),
     Plant(
-        "a walk passes over jobs that were stored at the same time",
+        "an iteration over jobs skips jobs that are due at the same time",
         f"{STORE}/jobs/scan.py",
         """    State.SCHEDULED: ("run_at", "id"),""",
         """    State.SCHEDULED: ("run_at",),""",

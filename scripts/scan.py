@@ -72,13 +72,15 @@ def audit():
         print(f"{name} {version}: {hole['id']}, fixed in {', '.join(hole['fix_versions']) or 'no version yet'}")
     if not looked_at:
         return left_out(f"the service knows none of {len(packages)} packages")
-    print(f"audit: {len(holes)} known holes in {len(looked_at)} packages; left out: {len(packages) - len(looked_at)}")
+    print(
+        f"audit: {len(holes)} known vulnerabilities in {len(looked_at)} packages; left out: {len(packages) - len(looked_at)}"
+    )
     return 1 if holes else 0
 
 
 def left_out(reason):
     """Print the reason and return 0: an unreachable service is not a fault of the code."""
-    print(f"audit: left out: PyPI's vulnerability service cannot be asked: {reason}")
+    print(f"audit: left out: PyPI's vulnerability service is unreachable: {reason}")
     return 0
 
 

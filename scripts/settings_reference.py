@@ -23,8 +23,8 @@ REST = """
 |---|---|
 | `FAKTORY_URL` | URL of the Faktory server that stores the jobs, if this project's database does not: `tcp://:password@host:7419`, or `tcp+tls://…`. |
 | `FAKTORY_PROVIDER` | *Name* of the variable that contains this URL, as hosting services set it. It takes precedence over `FAKTORY_URL`. |
-| `GEARMONKEY_URL` | URL of the Redis that GearMonkey clients and workers use. It takes precedence over the setting of this name. |
-| `FAKTORY_PASSWORD` | Password of the server, or a path that begins with `/` of a file with it. It takes precedence over `PASSWORD`. |
+| `GEARMONKEY_URL` | URL of the Redis server that GearMonkey clients and workers use. It takes precedence over the setting of this name. |
+| `FAKTORY_PASSWORD` | Password of the server, or a path that begins with `/` of a file that contains it. It takes precedence over `PASSWORD`. |
 """
 
 

@@ -116,7 +116,7 @@ def build(dist):
 
 
 def check(wheel, sdist):
-    print_step("looking at what is in them")
+    print_step("checking their contents")
     run(sys.executable, "-m", "twine", "check", "--strict", wheel, sdist)
     # W004: migrations begin with a digit, so no import statement can name them.
     run(Path(sys.executable).with_name("check-wheel-contents"), "--ignore", "W004", wheel)
@@ -141,7 +141,9 @@ def committed():
 def expect(is_so, what, found, wanted):
     if not is_so:
         more = sorted(found - wanted)[:10]
-        sys.exit(f"{what}: not as expected; there and not committed: {more}; of {len(wanted)}, {len(found)} are there")
+        sys.exit(
+            f"{what}: not as expected; present but not committed: {more}; of {len(wanted)}, {len(found)} are there"
+        )
 
 
 def use(wheel, folder):

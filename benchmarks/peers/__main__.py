@@ -127,7 +127,7 @@ def main():
     if report.is_whole(run.found, SYSTEMS, MEASURES):
         report.write(run.found, ROOT / "docs")
     else:
-        print("docs/ is as it was: it takes a run of all systems and measures, 3 rounds and 1000 jobs at least")
+        print("docs/ is unchanged: it needs a run of all systems and measures, with at least 3 rounds and 1000 jobs")
 
 
 if __name__ == "__main__":

@@ -99,7 +99,7 @@ class Workers:
         """Raise Failed if one of the worker processes has ended."""
         for root in self._roots:
             if root.poll() is not None:
-                raise Failed(f"a worker ended by itself, exit code {root.returncode}; see {self._place.log}")
+                raise Failed(f"a worker ended unexpectedly, exit code {root.returncode}; see {self._place.log}")
 
     def __exit__(self, *error):
         everyone = self.pids()

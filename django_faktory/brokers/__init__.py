@@ -1,4 +1,4 @@
-"""Choose the broker that this project uses, by its settings; each is created once per process.
+"""Create the broker and the producer that the settings select, each once per process.
 
 `get_broker` returns the broker, `get_producer` the target of pushes (the broker, or an outbox in front of it).
 """
@@ -51,19 +51,19 @@ def get_broker() -> Broker:
 def serving_broker(announce: Callable[[str, Collection[str]], None], recorder: Recorder) -> Broker:
     """Return the broker for a server process.
 
-    With jobs in the database, it sends notifications by `announce`, which must not block; otherwise it is
+    If jobs are stored in this database, it notifies workers through `announce`, which must not block; otherwise it is
     `get_broker()`.
     """
     if conf.get("BROKER") != "orm":
         return get_broker()
-    # Not cached: it has other options than the broker of the process's own tasks, and a server asks for it once.
+    # Not cached: its options differ from those of `get_broker`, and a server creates it once.
     return _orm_broker(announce=announce, announces_in_thread=True, shares_numbers=True, recorder=recorder)
 
 
 def working_broker(recorder: Recorder) -> Broker:
     """Return the broker for a worker process.
 
-    With jobs in the database, it reports starts and ends of jobs to `recorder`; otherwise it is `get_broker()`.
+    If jobs are stored in this database, it reports their starts and ends to `recorder`; otherwise it is `get_broker()`.
     """
     return _orm_broker(recorder=recorder) if conf.get("BROKER") == "orm" else get_broker()
 
@@ -88,7 +88,7 @@ def _orm_broker(**options: Any) -> Broker:
 
 
 def configured_locket() -> Locket:
-    """Return the configuration of locketed queues from the settings."""
+    """Return the setting LOCKET: which queues run their jobs under a lock, and by which key."""
     settings = conf.get("LOCKET")
     key = settings.get("JOB_LOCK_KEY")
     return Locket(settings, key=import_string(key) if isinstance(key, str) else key)
@@ -103,13 +103,13 @@ def get_producer() -> Broker | Outbox:
     aliases = conf.outbox()
     if not aliases:
         return get_broker()
-    from .outbox import Outbox  # it has a model
+    from .outbox import Outbox  # imports a model, so the apps must be ready
 
     return Outbox(get_broker(), aliases, own_alias=conf.get("DATABASE") if conf.get("BROKER") == "orm" else None)
 
 
 def is_in_outbox(jid: str) -> bool:
-    """Return whether this job waits in an outbox, to be sent to the broker; False for a refused one."""
+    """Return whether this job waits in an outbox, to be sent to the broker; False if it was refused."""
     producer = get_producer()
     return not isinstance(producer, Broker) and producer.has_waiting(jid)
 

@@ -1,9 +1,8 @@
-"""Define `Broker`, the port to the job store: one method for each verb of the protocol, all of them set-based.
+"""Define `Broker`, the interface to the job store: one method for each verb of the protocol, for a set of items.
 
-The FWP server, the worker and the producers use a Broker, and below it only `store.notifier`; a worker needs a
-`WorkerBroker` only.
-There are two implementations: this Django database (`orm`) and a remote Faktory server (`remote`); this module depends
-on neither. A single job is a set of one. Answers have the order of the arguments.
+The FWP server, the worker and the producers use a Broker, and below it only `store.notifier`; a worker needs only a
+`WorkerBroker`. There are two implementations: this Django database (`orm`) and a remote Faktory server (`remote`); this
+module depends on neither. Answers have the order of the arguments.
 """
 
 from __future__ import annotations
@@ -47,10 +46,10 @@ class Transaction:
 
     is_committed = False
     is_nested = False
-    """Whether it is part of an outer transaction, and is committed only with that."""
+    """Whether it is part of an outer transaction, and is committed only with the outer one."""
     # `staticmethod`, because a plain function in the class body would be called with the instance.
     is_untouched: Callable[[], bool] = staticmethod(lambda: False)
-    """Return, called inside the transaction, whether nothing has been done in it; False if that is unknown."""
+    """Return whether nothing has been done in the transaction yet; False if unknown. Call it inside the transaction."""
 
 
 # A protocol: a dialect implements it, and the store does not import brokers (ADR 0037).
@@ -63,7 +62,7 @@ class InFlightExchange(Protocol[Result_co]):
 
     @property
     def is_sent(self) -> bool:
-        """Return whether all of it was sent.
+        """Return whether the whole exchange was sent.
 
         If not, call `send` when `fd` is writable, then `read`.
         """
@@ -152,7 +151,7 @@ class WorkerBroker(ABC):
     def bye(self, wids: Sequence[str]) -> None:
         """Unregister worker processes that ended properly; jobs that they still hold return to their old places."""
 
-    # Only for a process that its parent has seen end: BEATs decide about all others (ADR 0017).
+    # Only if the parent process saw the exit: all other losses are detected by missing BEATs (ADR 0017).
     @abstractmethod
     def lost(self, wids: Sequence[str], *, reason: str = "") -> int:
         """Reclaim the jobs of dead worker processes: they are enqueued again, or dead at the third loss (W20).
@@ -168,7 +167,7 @@ class WorkerBroker(ABC):
         A request of a quiet or terminating worker gets no job, and paused queues give out none.
         """
 
-    # An answer for each: acks of batch members end in a transaction of their own, which may fail alone (ADR 0011).
+    # One answer per ack: batch members are ended in a separate transaction, which may fail alone (ADR 0011).
     @abstractmethod
     def ack(self, acks: Sequence[Ack]) -> Sequence[FaktoryError | bool]:
         """End jobs successfully; return one answer for each ack.
@@ -224,7 +223,7 @@ class WorkerBroker(ABC):
         return set()
 
     def atomic(self) -> AbstractContextManager[Transaction]:
-        """Open a transaction that push and ack of this thread take part in.
+        """Open a transaction that includes this thread's pushes and acks.
 
         Raises FaktoryError if the store has no transactions.
         """
@@ -361,7 +360,7 @@ class Broker(WorkerBroker, BatchBroker, ManagementBroker):
     ) -> ExchangeReply:
         """Run `ack`, `push` and `fetch` in this order, in one round trip and one commit if the store supports that.
 
-        Raises the same errors as these verbs; if the three are one transaction, nothing was done then.
+        Raises the same errors as these verbs. If the three are one transaction, an error means that nothing was done.
         """
         # Fetch last, so that it finds jobs that the acks made ready or the push has just stored.
         acked = self.ack(acks)
@@ -394,9 +393,9 @@ class Broker(WorkerBroker, BatchBroker, ManagementBroker):
         """
         return set()
 
-    # For the server, which draws the bid and so finds the batch of a BATCH NEW without an answer (ADR 0028).
+    # The server generates the bid itself, so it can find the batch of a BATCH NEW that got no answer (ADR 0028).
     def withdraw_batches(self, bids: Collection[str]) -> None:
-        """Delete those of these batches that are stored, empty and uncommitted: their creators received an error."""
+        """Delete the stored, empty and uncommitted batches among these: their BATCH NEW was answered with an error."""
 
     def limited_lock_wait(self, seconds: float) -> AbstractContextManager[None]:  # noqa: ARG002
         """Limit how long verbs of this thread wait for other transactions' locks; after that they raise LockTimeout."""

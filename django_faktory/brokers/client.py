@@ -1,6 +1,6 @@
 """Blocking client connection to a Faktory server: URL, socket, TLS, handshake, commands and replies.
 
-`SocketConnection` knows the meaning of no verb. Network errors are raised as OSError, protocol errors as ProtocolError.
+`SocketConnection` does not interpret the verbs. Network errors are raised as OSError, protocol errors as ProtocolError.
 Source: specification, "Client Lifecycle"; W1, W2, W4.
 """
 
@@ -209,7 +209,7 @@ class SocketConnection:
         self._protocol.receive(data)
 
     def _has_unread_input(self) -> bool:
-        """Return whether input or an end of file is waiting between commands: a server never sends unasked."""
+        """Return whether input or an end of file is waiting between commands: a server sends only replies."""
         poll = select.poll()
         try:
             poll.register(self._socket, select.POLLIN)
@@ -235,5 +235,5 @@ def _connect(address: Address, timeout_s: float) -> socket.socket:
 def _tls_context(address: Address) -> ssl.SSLContext:
     try:
         return tls.client_context(address.ca)
-    except tls.UnusableFile as error:  # the file may be being replaced at this moment: retryable like a network error
+    except tls.UnusableFile as error:  # a rotation may be replacing the file: retryable like a network error
         raise OSError(str(error)) from error

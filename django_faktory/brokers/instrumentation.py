@@ -39,7 +39,7 @@ class MetricsHook:
             )
 
     def record_succeeded_now(self, jobs: Collection[EndedRun]) -> None:
-        """Record that these jobs succeeded; for exchanges outside of Django's transactions, which have committed."""
+        """Record that these jobs succeeded; for exchanges that committed outside Django's transactions."""
         if self._recorder and jobs:
             self._recorder.ended(_timings_of(jobs), succeeded=True)
 

@@ -70,16 +70,16 @@ locks.on_ready.append(notifier.announce)
 _NO_LOCKET = Locket({})
 
 REMEMBER_QUEUE_S = 10.0
-"""How long, in seconds, a broker assumes that queues are still listed: another node may have removed one."""
+"""Seconds for which a broker assumes that a queue still has its row: another node may have deleted it."""
 
 MOST_KNOWN_QUEUES = 10_000
-"""Limit of queues that a broker remembers as listed; beyond it, the memory is cleared."""
+"""Maximum number of queues that a broker remembers; beyond it, all are forgotten."""
 
 
 class OrmBroker(Broker):
     """Broker that stores jobs as rows of the database `alias`.
 
-    Each verb runs in a transaction of its own, or joins that of its caller.
+    Each verb runs in a transaction of its own, or joins the caller's transaction.
     """
 
     transactional = True
@@ -145,13 +145,13 @@ class OrmBroker(Broker):
                 ack, job, using=self.alias, now=self.clock(), on_finished=self._metrics.ended
             )
         except OperationalError as error:
-            # The task has done nothing wrong: its worker reports an interruption, which uses no attempt.
+            # Not an error of the task: its worker reports an interruption, which uses no attempt.
             if not is_collision(error):
                 raise
             raise EndRolledBack(first_line(error)) from error
 
     def _keep_last_log(self, ack: Ack) -> None:
-        """Store the lines of an atomic task in its transaction. An error of theirs must not undo the task."""
+        """Store the log lines of an atomic task in its transaction; an error here must not undo the task."""
         try:
             with transaction.atomic(using=self.alias):  # a savepoint
                 self.keep_logs([ack])
@@ -163,7 +163,7 @@ class OrmBroker(Broker):
     def push(self, jobs_: Sequence[JobPayload]) -> Sequence[FaktoryError | None]:
         """Store jobs; the notification of workers is sent after the commit.
 
-        PostgreSQL takes a global lock in a transaction that notifies, which would serialize the commits of all pushes.
+        A NOTIFY inside the transaction would take PostgreSQL's global lock, and so serialize the commits of all pushes.
         """
         stored, refused = self._with_lock_keys(jobs_) if self.locket.is_enabled else (jobs_, [])
         pushed = pushes.push(stored, using=self.alias, now=self.clock())
@@ -239,7 +239,7 @@ class OrmBroker(Broker):
     ) -> InFlightExchange[Result] | None:
         queues_ = {job.queue for job in jobs_} if jobs_ else set()
         # The event loop must not block: the thread computes lock keys, releases unanswered claims and inserts queues.
-        # Nothing has been sent yet, so it may still run the whole exchange.
+        # Nothing has been sent yet, so the thread may still run the whole exchange.
         if (
             not self.locket.is_inactive
             or (requests and self._claim_numbers.has_checks_left())
@@ -261,7 +261,7 @@ class OrmBroker(Broker):
         return lent.begin(work, build_result)
 
     def _needs_only_notification(self, queues_: Collection[str]) -> bool:
-        """Return whether a push to these queues needs only a notification, and that does not block."""
+        """Return whether a push to these queues needs only a notification, sent without blocking."""
         is_known = time.monotonic() < self._known_until and self._known_queues.issuperset(queues_)
         return self._announces_in_thread and is_known
 
@@ -389,7 +389,7 @@ class OrmBroker(Broker):
         return workers.beat(beats, using=self.alias, at_least_s=2 * self.worker_timeout_s, now=self.clock())
 
     def bye(self, wids: Sequence[str]) -> None:
-        # Only if it released jobs: workers of all queues are woken, because their queues are not known here.
+        # Only if jobs were released. Their queues are not known here, so workers of all queues are woken.
         if workers.unregister(wids, using=self.alias):
             self._announce(self.alias, {ANY_QUEUE})
 
@@ -402,7 +402,7 @@ class OrmBroker(Broker):
     def mutate(self, mutation: Mutation, *, should_continue: Callable[[], bool] = lambda: True) -> None:
         """Change the matching jobs step by step; after each step of a requeue, workers are notified.
 
-        The first job need not wait for the last step.
+        Workers thus start the first jobs while later steps run.
         """
         for changed in bulk.execute_steps(
             bulk.mutate(mutation, using=self.alias, dead_for_s=self.dead_for_s), should_continue
@@ -421,7 +421,7 @@ class OrmBroker(Broker):
 
     def remove(self, queues_: Sequence[str] | None, *, should_continue: Callable[[], bool] = lambda: True) -> None:
         for _ in bulk.execute_steps(bulk.remove_queues(queues_, using=self.alias), should_continue):
-            # Queues that were deleted must be listed again by the next push.
+            # The next push must insert the rows of deleted queues again.
             self._known_queues.clear()
 
     def latency(self, queues_: Sequence[str]) -> dict[str, float]:
@@ -487,6 +487,6 @@ def _merge_answers(
     refused: Sequence[FaktoryError | None], pushed: Sequence[FaktoryError | None]
 ) -> list[FaktoryError | None]:
     """Return one answer per job: the error of its lock key, or the answer of the store."""
-    # The store got, and answers for, only the jobs without an error.
+    # `pushed` has answers only for the jobs without an error.
     answers = iter(pushed)
     return [error or next(answers) for error in refused]

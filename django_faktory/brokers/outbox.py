@@ -1,4 +1,4 @@
-"""Enqueue jobs in the caller's transaction if they are stored elsewhere: a row, relayed after the commit (ADR 0008).
+"""Write jobs for another store as rows in the caller's transaction, and relay them after the commit (ADR 0008).
 
 The target is another database or a Faktory server. A transaction that is rolled back leaves no job, and a committed one
 loses none. Delivery is at least once, in the order of the rows. `Outbox` is the main class.
@@ -21,13 +21,14 @@ from .base import Broker
 logger = get_logger(__name__)
 
 PAUSE_S = 5.0
-"""Seconds after a failure in which callers do not relay: the outbox relay retries, and no request waits for it."""
+"""Seconds after a failure during which callers do not relay, so that no request waits; the background relay retries."""
 
 
 class Outbox:
     """Target of pushes that writes rows in the transactions of `aliases`.
 
-    `own_alias` is the alias of the target's database, if it is one: pushes in its transactions need no row.
+    `own_alias` is the alias of the database in which the target stores jobs, if any: pushes in its transactions need no
+    row.
     """
 
     def __init__(self, target: Broker, aliases: Sequence[str], *, own_alias: str | None) -> None:
@@ -63,7 +64,7 @@ class Outbox:
         Raises BrokerUnavailable.
         """
         settled = 0
-        # Set by set: the lease of a set must not end while earlier ones are sent.
+        # One set at a time: the lease of a set must not end while earlier sets are sent.
         while leased := outbox.lease(using=alias):
             self._push_leased(leased, alias)
             settled += len(leased)

@@ -82,8 +82,7 @@ class RemoteBroker(Broker):
 
     Jobs are sent when push is called, not at the commit of a database transaction. Every verb raises
     AuthenticationFailed while the server has never accepted the password. After it has been accepted once, a refusal
-    raises BrokerUnavailable: a server that is being reconfigured must not cost a worker the reports that it still has
-    to send.
+    raises BrokerUnavailable: a worker must not lose its unsent reports because a server is being reconfigured.
     """
 
     blocking = True
@@ -183,9 +182,9 @@ class RemoteBroker(Broker):
         return [parse_state(reply, beat.wid) for reply, beat in zip(replies, beats, strict=True)]
 
     def bye(self, wids: Sequence[str]) -> None:
-        """Send END on all connections of these workers, in whichever thread; the server releases their jobs."""
+        """Send END on all connections of these workers, in any thread; the server releases their jobs."""
         with self._connections_lock:
-            # A copy under the mutex: other threads add connections. Those inherited over a fork belong to the parent.
+            # A copy under the mutex: other threads add connections. Inherited ones (over a fork) belong to the parent.
             connections = [
                 connection
                 for connection in self._connections

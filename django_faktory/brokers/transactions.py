@@ -1,4 +1,4 @@
-"""Open the transaction of an atomic task in this Django database (ADR 0007). Knows nothing about jobs."""
+"""Open the transaction of an atomic task in this Django database (ADR 0007). Independent of jobs."""
 
 from __future__ import annotations
 

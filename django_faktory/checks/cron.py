@@ -1,4 +1,7 @@
-"""System checks of cron entries, from tasks and from `FAKTORY["CRON"]`; each error names the field."""
+"""System checks of cron entries, from tasks and from `FAKTORY["CRON"]`: E040 to E044 and W040.
+
+`check_cron` is the check. Each error names the field; its hint suggests a known name for a misspelt one.
+"""
 
 from __future__ import annotations
 
@@ -17,11 +20,11 @@ from ..tasks.base import registered
 from .tasks import broken_modules
 
 _IDS = {"schedule": "E040", "zone": "E041", "task": "E042", "args": "E043", "kwargs": "E043"}
-_OTHER = "E044"  # of fields that have no id of their own
+_OTHER = "E044"  # for fields without an id of their own
 _HINTS = {
     "E040": 'minute hour day-of-month month day-of-week, such as "30 2 * * *"; see docs/cron.md',
-    "E043": "Give what the task takes, in the types that docs/arguments.md lists.",
-    "E044": "docs/cron.md has every key of an entry and its values.",
+    "E043": "Pass the arguments that the task takes, in types that docs/arguments.md lists.",
+    "E044": "docs/cron.md lists the keys of an entry and their values.",
 }
 
 
@@ -55,14 +58,14 @@ def _error(place: str, error: InvalidCron) -> CheckMessage:
 def _hint(number: str, error: InvalidCron) -> str:
     """Return a remedy; for a misspelt name, the closest known name."""
     if number == "E041":
-        # Read now and not at import: it looks through the system's folders of time zones.
+        # Not at import: available_timezones() reads the time zone folders of the system.
         return (
             _suggestion(error, sorted(available_timezones()))
-            or "A name of the IANA database; pip install tzdata has it."
+            or "Use a name of the IANA database; `pip install tzdata` installs it."
         )
     if number == "E042":
         names = [task.jobtype for task in registered()]
-        return _suggestion(error, names) or 'Write "jobtype" instead where a worker in another language runs it.'
+        return _suggestion(error, names) or 'Write "jobtype" instead if a worker in another language runs it.'
     return _HINTS[number]
 
 

@@ -1,4 +1,7 @@
-"""System checks of `FAKTORY["LIMITS"]`; each message names the entry."""
+"""System checks of `FAKTORY["LIMITS"]`: E050, E051 and W050.
+
+`check_limits` is the check. Each message names the entry.
+"""
 
 from __future__ import annotations
 
@@ -13,7 +16,10 @@ from ..tasks import limits
 from ..tasks.limits import InvalidDefinition
 from .tasks import broken_modules
 
-_HOW = '5 at a time, "100/s" started in a time, or {"concurrency": 5, "rate": "10/m", "burst": 3}; see docs/limits.md'
+_FORMS = (
+    '5 (jobs at a time), "100/s" (starts per period), or {"concurrency": 5, "rate": "10/m", "burst": 3}; '
+    "see docs/limits.md"
+)
 
 
 @register
@@ -24,11 +30,11 @@ def check_limits(**_: Any) -> Iterable[CheckMessage]:
     except ImproperlyConfigured:
         return
     if not isinstance(conf.get("LIMITS"), Mapping) or broken_modules():
-        return  # other checks report it; the limits of broken tasks modules are unknown
+        return  # reported by other checks; the limits in a broken tasks module are unknown
     invalid = [definition for definition in limits.read_definitions() if isinstance(definition, InvalidDefinition)]
     for definition in invalid:
         number = "E050" if definition.is_place else "E051"
-        hint = 'LIMITS = {"queues": {"mail": 5}}; or "tasks", or "keys".' if definition.is_place else _HOW
+        hint = 'LIMITS = {"queues": {"mail": 5}}; or "tasks", or "keys".' if definition.is_place else _FORMS
         yield Error(f"{definition.place}: {definition.problem}", hint=hint, id=f"django_faktory.{number}")
     # A warning: jobs are enqueued all the same, and that server may have limits of its own.
     if not invalid and broker == "remote" and any(conf.get("LIMITS").get(place) for place in limits.PLACES):

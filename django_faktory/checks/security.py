@@ -25,7 +25,7 @@ from ..tasks.base import import_tasks, registered
 SHORTEST = 16
 """Characters: a recorded handshake can be attacked offline, with about 100,000 guesses a second on one processor."""
 
-_OPEN = "Set FAKTORY_PASSWORD, or a path beginning with / to a file that holds it; see docs/security.md."
+_REMEDY = "Set FAKTORY_PASSWORD to the password, or to the absolute path of its file; see docs/security.md."
 
 
 @register
@@ -40,7 +40,7 @@ def check_bind(**_: Any) -> list[CheckMessage]:
         Warning(
             f"FAKTORY['BIND']: {host} can be reached from other machines, and there is no password: any client can "
             "add, fetch and delete jobs",
-            hint=_OPEN,
+            hint=_REMEDY,
             id="django_faktory.W060",
         )
     ]
@@ -105,14 +105,14 @@ def _host(values: Mapping[str, Any]) -> str | None:
 def _password(password: str, *, is_local: bool) -> Iterable[CheckMessage]:
     if not password and is_local:  # for other addresses W060 reports it
         yield Warning(
-            "FAKTORY['PASSWORD']: there is none: every process of this machine can add jobs, take them and drop them",
-            hint=_OPEN,
+            "FAKTORY['PASSWORD']: there is none: every process on this machine can add, fetch and delete jobs",
+            hint=_REMEDY,
             id="django_faktory.W061",
         )
     elif password and len(password) < SHORTEST:
         yield Warning(
-            f"FAKTORY['PASSWORD']: expected {SHORTEST} characters or more, got {len(password)}: who records a "
-            "handshake can guess it",
+            f"FAKTORY['PASSWORD']: expected {SHORTEST} characters or more, got {len(password)}: it can be "
+            "guessed from a recorded handshake",
             hint='python -c "import secrets; print(secrets.token_urlsafe(32))"',
             id="django_faktory.W062",
         )
@@ -121,9 +121,9 @@ def _password(password: str, *, is_local: bool) -> Iterable[CheckMessage]:
 def _tls(values: Mapping[str, Any], *, is_local: bool) -> Iterable[CheckMessage]:
     if not is_local and not values["TLS_CERT"]:
         yield Warning(
-            "FAKTORY['TLS_CERT']: the server listens for other machines without TLS: jobs, arguments and all, can be "
-            "read and changed on their way",
-            hint="Give it a certificate, or listen on 127.0.0.1; what runfaktory's own options say is not seen here.",
+            "FAKTORY['TLS_CERT']: the server listens for other machines without TLS: jobs and their arguments can "
+            "be read and changed in transit",
+            hint="Set TLS_CERT, or listen on 127.0.0.1. This check does not see the options of runfaktory.",
             id="django_faktory.W063",
         )
 
@@ -136,8 +136,8 @@ def _client() -> Iterable[CheckMessage]:
         return  # E005 reports it, or the connecting command
     if not address.is_tls and not is_loopback(address.host):
         yield Warning(
-            f"FAKTORY_URL: jobs go to {address} without TLS: they can be read and changed on their way",
-            hint="tcp+tls://:PASSWORD@HOST:PORT, where that server speaks TLS.",
+            f"FAKTORY_URL: jobs go to {address} without TLS: they can be read and changed in transit",
+            hint="tcp+tls://:PASSWORD@HOST:PORT, if that server supports TLS.",
             id="django_faktory.W064",
         )
 
@@ -173,7 +173,7 @@ def _database_file(alias: str) -> Path | None:
     name = database.get("NAME")
     if not str(database.get("ENGINE", "")).endswith("sqlite3") or not name:
         return None
-    return Path(name).absolute()  # the name of one in memory is no existing file
+    return Path(name).absolute()  # the name of an in-memory database is not an existing file
 
 
 def _others_may_enter(folder: Path) -> bool:
@@ -194,7 +194,7 @@ def _others_may_read(path: Any) -> bool:
 def _commands(values: Mapping[str, Any]) -> Iterable[CheckMessage]:
     if values["ALLOW_FLUSH"]:
         yield Warning(
-            "FAKTORY['ALLOW_FLUSH']: any client can have all jobs forgotten by one command",
-            hint="Leave it out: FLUSH is then allowed while DEBUG is on.",
+            "FAKTORY['ALLOW_FLUSH']: any client can delete all jobs with one command",
+            hint="Remove the setting: FLUSH is then allowed only if DEBUG is on.",
             id="django_faktory.W066",
         )

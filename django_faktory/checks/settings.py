@@ -31,8 +31,8 @@ from ..tasks.compat import task_backends
 from ..tasks.middleware import Middleware, instantiate
 
 OLDEST = {"postgresql": (15,), "mariadb": (10, 6), "mysql": (8, 0, 11)}
-"""Oldest supported version of each database; each has what a claim needs, above all SKIP LOCKED, and is still
-maintained.
+"""Oldest supported version of each database; each supports what a claim needs, such as SKIP LOCKED, and is
+still maintained.
 """
 
 # The documentation and the example project have the same options; a test compares them.
@@ -222,7 +222,7 @@ def _invalid_combinations(values: Mapping[str, Any]) -> Iterable[CheckMessage]:
     # Without the app there is no table for an outbox (ADR 0008).
     if values["BROKER"] != "orm" and not apps.is_installed("django_faktory"):
         yield Warning(
-            "FAKTORY['BROKER']: tasks enqueued inside a transaction are sent at once, also if it rolls back",
+            "FAKTORY['BROKER']: tasks enqueued inside a transaction are sent at once, even if it rolls back",
             hint='INSTALLED_APPS += ["django_faktory"], then migrate: then an outbox sends them after the commit.',
             id="django_faktory.W005",
         )
@@ -230,7 +230,7 @@ def _invalid_combinations(values: Mapping[str, Any]) -> Iterable[CheckMessage]:
         yield Warning(
             f"FAKTORY: a BEAT_INTERVAL of {values['BEAT_INTERVAL']} s with a WORKER_TIMEOUT of "
             f"{values['WORKER_TIMEOUT']} s: a running worker counts as lost after one late BEAT",
-            hint="Let WORKER_TIMEOUT be at least twice BEAT_INTERVAL.",
+            hint="Set WORKER_TIMEOUT to at least twice BEAT_INTERVAL.",
             id="django_faktory.W004",
         )
 
@@ -263,7 +263,7 @@ def _files(values: Mapping[str, Any]) -> Iterable[CheckMessage]:
         hint = conf.SETTINGS["TLS_CERT"].doc
         yield Error("FAKTORY['TLS_KEY']: expected TLS_CERT with it, got none", hint=hint, id="django_faktory.E012")
     elif values["TLS_CERT"]:
-        # Loaded as the server does it, which finds every reason: no PEM, a passphrase, a key of another certificate.
+        # Load them as the server does, to find every problem: no PEM, a passphrase, the key of another certificate.
         try:
             tls.server_context(str(values["TLS_CERT"]), str(values["TLS_KEY"]))
         except tls.UnusableFile as error:
@@ -298,12 +298,12 @@ def _job_database() -> BaseDatabaseWrapper | None:
 def _sqlite_options(place: str, connection: BaseDatabaseWrapper, options: Mapping[str, Any]) -> list[CheckMessage]:
     missing = []
     if str(options.get("transaction_mode")).upper() not in ("IMMEDIATE", "EXCLUSIVE"):
-        missing.append("transaction_mode: two writers that begin by reading lock each other out at once")
+        missing.append("transaction_mode: two transactions that read before they write collide, and one fails")
     if "wal" not in str(options.get("init_command")).lower():
-        missing.append("init_command: without WAL each reader stops the writer")
+        missing.append("init_command: without WAL, readers block the writer")
     timeout = options.get("timeout")
     if not isinstance(timeout, int | float) or timeout < 10:
-        missing.append("timeout: writers take turns, and 5 seconds are too short for a long one")
+        missing.append("timeout: one transaction writes at a time, and a wait of 5 seconds may be too short")
     # An in-memory database is for tests: no worker process can open it.
     if not missing or ":memory:" in str(connection.settings_dict["NAME"]):
         return []
@@ -390,7 +390,7 @@ def _isolation_option(connection: BaseDatabaseWrapper) -> list[CheckMessage]:
 def _isolation_error(place: str, level: str, remedy: str) -> CheckMessage:
     return Error(
         f"{place}: expected read committed, got {level}: claims of several workers would fail with serialization "
-        "errors, and workers would be reclaimed although they live",
+        "errors, and running workers would be declared lost",
         hint=remedy,
         id="django_faktory.E016",
     )

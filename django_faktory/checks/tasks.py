@@ -1,4 +1,7 @@
-"""System checks of TASKS: backends exist, and the tasks modules can be imported."""
+"""System checks of TASKS: backends exist, and the tasks modules can be imported (E014, E015, W006).
+
+`broken_modules` and `remedy_for` also serve commands that report such modules.
+"""
 
 from __future__ import annotations
 
@@ -22,7 +25,7 @@ OURS = "django_faktory.backend.FaktoryBackend"
 FOR_TESTS = ("django_faktory.testing.backends.DummyBackend", "django_faktory.testing.backends.ImmediateBackend")
 
 # Folders of the standard library, installed packages and this package: their frames are not the project's.
-_NOT_THE_PROJECTS = (
+_FOREIGN_FOLDERS = (
     f"{Path(__file__).parent.parent}{os.sep}",
     *{sysconfig.get_path(name) + os.sep for name in ("stdlib", "platstdlib", "purelib", "platlib")},
 )
@@ -43,7 +46,7 @@ class BrokenModule(NamedTuple):
 def check_backends(**_: Any) -> list[CheckMessage]:
     """Check that every backend of TASKS can be imported.
 
-    Django raises an exception for it, and the backport does not check it at all.
+    Django raises an exception for a missing backend, and the backport does not check it at all.
     """
     messages: list[CheckMessage] = []
     for alias, params in _entries():
@@ -71,7 +74,7 @@ def check_tasks_modules(**_: Any) -> list[CheckMessage]:
     return [Error(str(module), hint=hint, id="django_faktory.E015") for module in broken_modules()]
 
 
-# Only with `--deploy`: during development and in tests they are in their place.
+# Only with `--deploy`: in development and tests these backends are appropriate.
 @register(deploy=True)
 def check_backends_for_production(**_: Any) -> list[CheckMessage]:
     """Warn about backends of `testing` in TASKS: they store no job."""
@@ -89,8 +92,8 @@ def check_backends_for_production(**_: Any) -> list[CheckMessage]:
 def remedy_for(module: BrokenModule) -> str:
     """Return a remedy for a module that prevents a worker from starting."""
     if not any(_is_faktory_entry(params) for _, params in _entries()):
-        return f'no entry of TASKS is ours: TASKS = {{"default": {{"BACKEND": "{OURS}", "QUEUES": []}}}}'
-    return f"correct it, or take {module.name.removesuffix('.tasks')} out of INSTALLED_APPS"
+        return f'no entry of TASKS uses FaktoryBackend: TASKS = {{"default": {{"BACKEND": "{OURS}", "QUEUES": []}}}}'
+    return f"correct it, or remove {module.name.removesuffix('.tasks')} from INSTALLED_APPS"
 
 
 def broken_modules() -> list[BrokenModule]:
@@ -104,7 +107,7 @@ def _place_of(error: Exception) -> str:
     if isinstance(error, SyntaxError) and error.filename:
         return f"{error.filename}, line {error.lineno}"
     frames = [frame for frame in traceback.extract_tb(error.__traceback__) if Path(frame.filename).is_file()]
-    project_frames = [frame for frame in frames if not frame.filename.startswith(_NOT_THE_PROJECTS)]
+    project_frames = [frame for frame in frames if not frame.filename.startswith(_FOREIGN_FOLDERS)]
     innermost = (project_frames or frames)[-1]
     return f"{innermost.filename}, line {innermost.lineno}"
 

@@ -52,8 +52,8 @@ class CounterChange(NamedTuple):
 def count(to: State | None, *, has_run: bool, counts_failed: bool, succeeded: bool = False) -> CounterChange:
     """Return what a member adds to its batch when it moves to state `to` (`GONE`: its row is deleted).
 
-    `has_run` and `counts_failed` say how the member has counted so far. `succeeded` distinguishes the end after an ACK
-    from the other ends. States in which a member waits or runs add nothing.
+    `has_run` and `counts_failed` record how the member was counted so far. `succeeded` distinguishes the end after an
+    ACK from the other ends. States in which a member waits or runs add nothing.
     """
     first_run = 0 if has_run else -1
     if succeeded:

@@ -93,7 +93,7 @@ class Cron:
     name: str = field(default="", kw_only=True)
     """Name of the entry; the name of the task unless given."""
     queue: str = field(default="", kw_only=True)
-    # As in anacron: a deployment must not lose a nightly job, nor many missed ticks create as many jobs (ADR 0014).
+    # As in anacron: a deployment must not lose a nightly job, and many missed ticks must create one job (ADR 0014).
     missed: str = field(default="once", kw_only=True)
     """Ticks that no node took within a minute: "skip" them, run "once" for the latest, or run for "all"."""
     window: int = field(default=86_400, kw_only=True)
@@ -102,7 +102,7 @@ class Cron:
     """While an earlier job of the entry waits or runs: "allow" another, or "skip" it."""
 
     def __post_init__(self) -> None:
-        # The default zone is a Django setting, which this module does not read; any zone serves to check the line.
+        # The default zone is a Django setting, which this module does not read; any zone suffices to check the line.
         Schedule.of(self.schedule, self.zone or "UTC")
         check_policies(self.missed, self.window, self.overlap)
 
@@ -186,7 +186,7 @@ class Schedule:
                 yield utc_tick
 
     def _ticks_by_offset(self, begin: datetime) -> Iterator[datetime]:
-        """Yield the ticks of a line that is due whenever clocks show it: twice in an hour that occurs twice.
+        """Yield the ticks of a line that matches every occurrence of a local time: twice in a repeated hour.
 
         cronsim steps by whole hours and so skips ticks where clocks change by half an hour. This method runs it on
         local time without a zone, and starts again at each change of the offset.
@@ -209,7 +209,7 @@ class Schedule:
     def latest(self, first: datetime, until: datetime) -> datetime | None:
         """Return the last tick in this span, both ends included.
 
-        Searches short spans at the end first, so that a frequent schedule is not walked through a long span.
+        Searches short spans at the end first, so that a frequent schedule does not yield all ticks of a long span.
         """
         for span in (*_SPANS, until - first):
             begin = max(first, until - span)
@@ -271,13 +271,13 @@ class Due(NamedTuple):
 
 
 def due(schedule: Schedule, first: datetime, now: datetime, *, missed: str, window_s: int) -> Due:
-    """Decide about the ticks from `first`, the earliest that no node took, up to now."""
+    """Decide which ticks get a job: those from `first`, the earliest that no node took, up to `now`."""
     on_time_since, next_at = now - timedelta(seconds=ON_TIME_S), schedule.after(now)
     if missed != Missed.ALL and first < on_time_since:
         on_time = _ticks_between(schedule, on_time_since, now)
         oldest = max(first, now - timedelta(seconds=window_s))
         catch_up = None
-        # A tick that is on time makes up for the missed ones.
+        # A tick that is on time replaces the missed ones.
         if missed == Missed.ONCE and not on_time and oldest < on_time_since:
             catch_up = schedule.latest(oldest, on_time_since)
         ticks = [catch_up] if catch_up else on_time

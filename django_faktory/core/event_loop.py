@@ -8,7 +8,7 @@ import asyncio
 def new_event_loop() -> asyncio.AbstractEventLoop:
     """Return a new event loop.
 
-    uvloop is imported here so that a worker without `async def` tasks saves its memory.
+    uvloop is imported here, so that a worker without `async def` tasks does not need memory for it.
     """
     try:
         import uvloop

@@ -13,7 +13,7 @@ from typing import NamedTuple
 _ANY_CHARACTER, _NO_CHARACTER = ".", "(?!)."
 
 COMPARED_AT_ONCE = 1_000_000
-"""Pattern characters times text positions that one call of `re` or `str.find` may compare."""
+"""Maximum of pattern characters times text positions that one call of `re` or `str.find` compares."""
 
 
 class Glob:

@@ -1,6 +1,6 @@
-"""Timings of the jobs that pass through one process: numbers, waiting times and run times.
+"""Statistics of the jobs that pass through one process: counts, waiting times and run times.
 
-`Recorder` keeps sums and histograms by queue and task until a caller takes them and adds them to the database's.
+`Recorder` keeps sums and histograms by queue and task until a caller takes them and adds them to the database.
 Imports no database code.
 """
 
@@ -18,10 +18,10 @@ BOUNDS_S = (0.005, 0.025, 0.1, 0.5, 1.0, 5.0, 15.0, 60.0, 300.0, 1800.0, 7200.0)
 
 BUCKETS = len(BOUNDS_S) + 1
 MAX_SERIES = 1000
-"""Pairs of queue and task that a process distinguishes between two takes: clients choose the names without limit."""
+"""Maximum pairs of queue and task between two calls of `take`: clients may send any number of different names."""
 
 OTHER = "(other)"
-"""Queue and task of the series that receives all further pairs."""
+"""Queue and task of the series that counts all further pairs."""
 
 
 class JobTiming(NamedTuple):

@@ -34,9 +34,9 @@ class Control:
         """
 
         self.lock_token: int | None = None
-        """Token of the lock the job was given; None without a lock."""
+        """Token of the lock that the job has; None without a lock."""
         self.lost_locks: Container[int] = ()
-        """Tokens of locks that belong to other jobs by now."""
+        """Tokens of locks that now belong to other jobs."""
 
     @property
     def lock_lost(self) -> bool:

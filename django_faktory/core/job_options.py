@@ -28,7 +28,7 @@ MAX_BID = 255
 _KEYS = frozenset({"unique_for", "expires_at", "expires_in", "bid", "lock", "limit", "about"})
 MAX_LOCK_KEY = 255
 MAX_COMPARED = 10_000
-"""Most object members, at all levels, in arguments that are compared: they are sorted, so they are kept in memory."""
+"""Maximum object members, at all levels, in compared arguments: sorting keeps them in memory."""
 
 COMPARED_AT_ONCE = 1000
 """Characters of arguments that are compared in one step: this takes less than a millisecond."""
@@ -105,7 +105,7 @@ def read_options_in_steps(
     bid, about = _read_bid(custom), _read_about(custom)
     locked_by = yield from _read_lock_key(jobtype, args, custom)
     limited_by = _read_limit_key(custom)
-    # Keys may be present and mean nothing, for example `"lock": false`.
+    # A key may be present without an option, for example `"lock": false`.
     if (unique_for, expires_at, expires_in, bid, locked_by, limited_by, about) == (None,) * 7:
         return None
     key = None
@@ -167,14 +167,14 @@ def _read_limit_key(custom: Mapping[str, str]) -> str | None:
 
 
 def limit_key(key: object) -> str:
-    """Return the stored form of a key: a long one is hashed, behind the name of its kind. Raises ValueError."""
+    """Return the stored form of a limit key: a long key is hashed and keeps its prefix. Raises ValueError."""
     stored = lock_key(key)
-    # The kind before the colon stays readable, because a limit for all keys of a kind is found by it.
-    family, colon, _ = str(key).partition(":")
+    # The prefix before the colon stays readable, because a limit for all keys with a prefix is found by it.
+    prefix, colon, _ = str(key).partition(":")
     if stored == key or not colon:
         return stored
-    stored_with_family = f"{family}:{stored}"
-    return stored_with_family if len(stored_with_family.encode()) <= MAX_LOCK_KEY else stored
+    stored_with_prefix = f"{prefix}:{stored}"
+    return stored_with_prefix if len(stored_with_prefix.encode()) <= MAX_LOCK_KEY else stored
 
 
 def lock_key(key: object) -> str:
@@ -236,7 +236,7 @@ def _hash_values(head: str, values: Sequence[str]) -> Incremental[str]:
                 yield
         except InvalidPayload as error:
             raise InvalidPayload(
-                f"args: {error}, as custom.unique_for, and a lock without a key of its own, compare them; got more"
+                f"args: {error}, because custom.unique_for and a lock without its own key compare them; got more"
             ) from None
         digest.update(canonical_part)
         canonical_part.clear()

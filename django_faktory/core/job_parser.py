@@ -1,7 +1,7 @@
 """Parse and validate a pushed job; each error names the field and the rule (W9 to W11).
 
-Pure: no I/O. `parse_job` is the entry point. The client's text is stored verbatim; only members reserved for the server
-or empty ones are removed or filled in.
+Pure: no I/O. `parse_job` is the entry point. The client's text is stored verbatim; only empty members and members
+reserved for the server are removed or filled in.
 """
 
 from __future__ import annotations
@@ -72,7 +72,7 @@ def begin_job(text: str) -> JobPayload | Incremental[JobPayload]:
 def parse_long_job(text: str) -> Incremental[JobPayload]:
     """Parse a long job in steps throughout.
 
-    A long job has at most 10,000 members, and so has its `custom`.
+    A long job, and its `custom`, may have at most 10,000 members each.
     """
     if len(text) <= incremental.SHORT:
         job_or_steps = begin_job(text)
@@ -83,7 +83,7 @@ def parse_long_job(text: str) -> Incremental[JobPayload]:
     jid = _jid(members.get("jid", ABSENT))
     try:
         if len(raw := members.get("custom", ABSENT)) > incremental.SHORT and raw.startswith("{"):
-            # A key twice is refused at the job's top level only (W7).
+            # A repeated key is refused at the job's top level only (W7).
             custom = yield from incremental.members(raw, max_count=MAX_MEMBERS, rejects_duplicates=False)
         else:
             custom = _custom(members)
@@ -157,7 +157,7 @@ def _reserve_for(members: dict[str, str]) -> int:
             f"jobs cannot be reserved for more than one day: reserve_for: expected at most {MAX_RESERVE_FOR}"
             f" seconds, got {_describe_member(members, 'reserve_for')}"
         )
-    # Too little is raised and not refused, as in the original server.
+    # A value below the minimum is raised, not refused, as in the original server.
     return max(seconds, MIN_RESERVE_FOR)
 
 
@@ -183,7 +183,7 @@ def _custom(members: dict[str, str]) -> dict[str, str]:
         raise InvalidPayload(f"custom: expected an object or null, got {abbreviate(raw)}")
     try:
         return jsontext.members(raw)
-    except InvalidPayload:  # a key twice is refused at the job's top level only (W7)
+    except InvalidPayload:  # a repeated key is refused at the job's top level only (W7)
         return jsontext.last_members(raw)
 
 

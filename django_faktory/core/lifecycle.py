@@ -49,10 +49,10 @@ class Event(StrEnum):
     REAP = "reap"  # its reservation expired: counts as a failure
     LOSE = "lose"  # its worker was lost: uses no retry
     RELEASE = "release"  # released: not begun (run now or later), or interrupted by its worker's stop
-    REQUEUE = "requeue"  # a person wants it to run now
-    DEFER = "defer"  # a person wants it to run again, at a time of its own
-    KILL = "kill"  # a person moves it to dead
-    DISCARD = "discard"  # a person drops it
+    REQUEUE = "requeue"  # a user or client wants it to run now
+    DEFER = "defer"  # a user wants it to run again at a given time
+    KILL = "kill"  # a user or client moves it to the dead set
+    DISCARD = "discard"  # a user or client drops it
     EXPIRE = "expire"  # no worker took it in time
     PURGE = "purge"  # its retention time is over
     IMPORT = "import"  # received from another server, with its history
@@ -174,7 +174,7 @@ def outcome_of_failure(
 def retry_delay_s(failures: int, rng: Random) -> float:
     """Return seconds until the next attempt after `failures` earlier ones: count⁴ + 15 + rand(0..29)·(count+1) (W18).
 
-    Capped at 30 days, which count 40 reaches: a longer delay has no use and overflows dates.
+    Capped at 30 days, which count 40 reaches: a longer delay is useless and could overflow dates.
     """
     return float(min(failures**4 + 15 + rng.randrange(30) * (failures + 1), 30 * 86_400))
 
@@ -182,6 +182,6 @@ def retry_delay_s(failures: int, rng: Random) -> float:
 def outcome_of_loss(losses: int) -> State:
     """Return the new state of a job after its worker was lost; `losses` includes this loss.
 
-    After the third loss the job is dead: it may be what kills its workers (W20).
+    After the third loss the job is dead, because it may be the cause of the losses (W20).
     """
     return State.DEAD if losses >= MAX_LOSSES else State.ENQUEUED

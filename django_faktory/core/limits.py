@@ -22,7 +22,7 @@ SET_S = 0.1
 """Seconds between two releases of jobs that wait for a rate: 100 per second are ten releases of ten jobs."""
 
 SAVED_S = 0.4
-"""Seconds of a rate that are saved up while idle, unless `burst` is set: 4 % of the tokens of ten seconds."""
+"""Seconds whose tokens are saved up while idle, unless `burst` is set: 4 % of the tokens of ten seconds."""
 
 FORGIVEN_S = 2.0
 """Maximum delay in seconds for which a late release is enlarged.

@@ -130,7 +130,7 @@ class Locket:
             raise FaktoryError(f"{self._problem.message}; {self._problem.remedy}")
 
     def applies_to(self, queue: str) -> bool:
-        """Return True if LOCKET applies to this queue: its jobs get lock keys without asking for them."""
+        """Return True if LOCKET applies to this queue: its jobs get lock keys without an option of their own."""
         return self.is_enabled and (self.queues is None or queue in self.queues)
 
     def with_lock_key(self, job: JobPayload) -> JobPayload:
@@ -209,19 +209,19 @@ def _check_times(heartbeat: Any, duration: Any) -> list[Problem]:
     if not errors and duration < heartbeat:
         text = (
             f"LOCKET: JOB_LOCK_DURATION ({duration}) is shorter than HEARTBEAT_FREQUENCY ({heartbeat:g}): every lock "
-            "is over before it is extended"
+            "expires before it is extended"
         )
-        errors.append(Problem("E3", text, f"Let it be {int(heartbeat + SLACK_S + 1)} or more."))
+        errors.append(Problem("E3", text, f"Set it to {int(heartbeat + SLACK_S + 1)} or more."))
     return errors
 
 
 def _check_queues(values: Mapping[str, Any]) -> list[Problem]:
     queues = values["QUEUES"]
-    # A string would pass as a collection of names with one letter each.
+    # A string would pass as a collection of names of one letter each.
     if queues is None or (isinstance(queues, list | tuple) and all(isinstance(name, str) for name in queues)):
         return []
     text = f"LOCKET: QUEUES: expected a list of names, or None for all queues, got {queues!r:.80}"
-    return [Problem("E4", text, 'Write ["name"], with brackets, even for one.')]
+    return [Problem("E4", text, 'Write ["name"]: a list, even for one queue.')]
 
 
 def _check_key(values: Mapping[str, Any]) -> list[Problem]:
@@ -236,23 +236,23 @@ def _check_margins(heartbeat: float, duration: int, beat_s: float) -> list[Probl
     warnings = []
     if duration < heartbeat + SLACK_S:
         text = (
-            f"LOCKET: JOB_LOCK_DURATION ({duration}) leaves an extension less than {SLACK_S} seconds to be late by, "
+            f"LOCKET: JOB_LOCK_DURATION ({duration}) lets an extension be late by less than {SLACK_S} seconds, "
             f"with a HEARTBEAT_FREQUENCY of {heartbeat:g}"
         )
-        warnings.append(Problem("W1", text, f"Let it be {int(heartbeat + SLACK_S + 0.999)} or more."))
+        warnings.append(Problem("W1", text, f"Set it to {int(heartbeat + SLACK_S + 0.999)} or more."))
     # A worker in another language extends its locks by BEAT only, and one BEAT may be late.
     if duration < 2 * LONGEST_BEAT_S:
         text = (
             f"LOCKET: JOB_LOCK_DURATION ({duration}): workers in other languages send a BEAT every {LONGEST_BEAT_S:g} "
-            "seconds, and one that is late loses its locks"
+            "seconds, and a late BEAT loses the locks"
         )
         warnings.append(
-            Problem("W2", text, f"Let it be {2 * LONGEST_BEAT_S:g} or more, unless all workers are this project's.")
+            Problem("W2", text, f"Set it to {2 * LONGEST_BEAT_S:g} or more, unless all workers are this project's.")
         )
     # A lock must survive one late extension: SLACK_S for long locks, half the duration for short ones.
     if min(beat_s, heartbeat) > max(duration - SLACK_S, duration / 2):
-        text = f"LOCKET: with a BEAT_INTERVAL of {beat_s:g} s locks of {duration} s are over before they are extended"
-        warnings.append(Problem("W3", text, f"Let JOB_LOCK_DURATION be {int(beat_s + SLACK_S + 1)} or more."))
+        text = f"LOCKET: with a BEAT_INTERVAL of {beat_s:g} s locks of {duration} s expire before they are extended"
+        warnings.append(Problem("W3", text, f"Set JOB_LOCK_DURATION to {int(beat_s + SLACK_S + 1)} or more."))
     return warnings
 
 

@@ -17,7 +17,7 @@ _NUMBERS = (int, float)
 
 
 def get_logger(name: str) -> logging.Logger:
-    """Return the logger of this name, for `__name__`. Arguments and tracebacks are sanitized before any handler."""
+    """Return the logger of a module (`__name__`). Arguments and tracebacks are sanitized before any handler."""
     logger = logging.getLogger(name)
     logger.addFilter(_sanitize_record)  # addFilter ignores a filter that was added before
     return logger

@@ -45,9 +45,9 @@ _nesting = re.compile(r"[{\[\]]")
 class JobPayload(msgspec.Struct, frozen=True, kw_only=True, gc=False):
     """A job to be stored: `text` is stored as it is, the other attributes are the columns that the store queries.
 
-    `priority` is Django's, -100 to 100, larger first. `at` is an aware datetime. `retry` is how many times a failed job
-    is run again: a negative number means never and keep the job as dead, 0 means never and drop it (keep it as dead if
-    it has a `result_ttl`).
+    `priority` is Django's, -100 to 100, larger first. `at` is an aware datetime. `retry` is the maximum number of
+    retries. A job with a negative number is never retried and kept as dead; with 0 it is never retried and dropped
+    (kept as dead if it has a `result_ttl`).
     """
 
     jid: str
@@ -171,13 +171,13 @@ class Failure(msgspec.Struct, frozen=True, kw_only=True, gc=False):
 LATER = "later"
 """Verdict of the report that defers a job."""
 INTERRUPTED, LOGGED = "interrupted", "log"
-"""Kinds of history entries that are no failed attempts: a run that its worker's end interrupted, and the log lines of a
-run that reported success.
+"""Kinds of history entries other than failed attempts: a run interrupted by the end of its worker, and the log lines of
+a run that reported success.
 """
 
 
 class Interruption(msgspec.Struct, frozen=True, kw_only=True, gc=False):
-    """Return a job that a worker began and did not finish, through no fault of the task; fenced like an Ack."""
+    """Release a job whose run ended early for a reason outside the task; fenced like an Ack."""
 
     jid: str
     wid: str
@@ -187,7 +187,7 @@ class Interruption(msgspec.Struct, frozen=True, kw_only=True, gc=False):
     """The reason; used as the failure's message where the interruption has to count as a failure."""
     errtype: str = "WorkerShutdown"
     summary: str = "interrupted by shutdown"
-    """What the job's history and the log say."""
+    """Text for the job's history and the log."""
 
 
 class WorkerIdentity(msgspec.Struct, frozen=True, kw_only=True, gc=False):
@@ -464,7 +464,7 @@ def failure_of(job: Reservation, **details: Any) -> Failure:
 def limit_backtrace(backtrace: Sequence[str], requested: int) -> Sequence[str]:
     """Return the backtrace lines that a job keeps (W17).
 
-    As many as the job asks for, none if `requested` is negative, 30 if it is 0 (the job does not say).
+    `requested` is the job's `backtrace`: a negative number keeps none, 0 (not set) keeps 30.
     """
     # The specification honours the job's number; the original server ignores it and keeps up to 50 lines.
     if requested < 0:

@@ -11,9 +11,9 @@ from .fields import ExactCharField
 
 
 class AlarmRecord(models.Model):
-    """An alarm that cannot be read from other rows, or about which a message was or will be sent.
+    """An alarm that no other row shows, or about which a message was or will be sent.
 
-    `operations.alarms` has the kinds and what the subject of each is.
+    `operations.alarms` defines the kinds of alarms and the subject of each kind.
     """
 
     kind = ExactCharField(max_length=40)

@@ -18,7 +18,7 @@ from .indexes import PartialIndex, without_ignored_parts
 class Batch(models.Model):
     """A group of jobs and the callbacks that follow them (W26). `batch_rules` has the rules.
 
-    At every commit the counters equal what its rows in the table of jobs add up to.
+    At every commit the counters agree with the rows of its jobs.
     """
 
     bid = ExactCharField(max_length=255, unique=True)
@@ -52,7 +52,7 @@ class Batch(models.Model):
     success_st = ExactCharField(max_length=1, default="", db_default="")
     complete_failed = models.BooleanField(default=False, db_default=False)
     success_failed = models.BooleanField(default=False, db_default=False)
-    # Each outcome is reported to the parent once, whatever is repeated after a crash (ADR 0011).
+    # Each outcome is reported to the parent once, even if steps are repeated after a crash (ADR 0011).
     reported_broken = models.BooleanField(
         default=False, db_default=False, help_text="Whether the parent counts it as broken; the next two are alike."
     )

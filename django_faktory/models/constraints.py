@@ -1,6 +1,6 @@
 """Invariants of every job row, as one expression for one CHECK constraint.
 
-One and not eight, with lists as single constants: PostgreSQL parses a table's constraints again for each statement that
+One, not eight, with lists as single constants: PostgreSQL parses a table's constraints again for each statement that
 writes to it, at a cost that grows with their texts. As eight they took 50 of the 85 µs of an INSERT, as one 23 µs.
 """
 
@@ -18,7 +18,7 @@ from ..core.lifecycle import State
 
 
 class OneOf(Func):
-    """Test that a column has one of these words."""
+    """Test that a column has one of these values, as one constant on PostgreSQL."""
 
     output_field = models.BooleanField()
 
@@ -54,7 +54,7 @@ JOB_CONSTRAINT = Q(sort_priority__gte=-100, sort_priority__lte=100) & Q(
         # A working job was claimed, and its reservation ends at a known time.
         When(state=str(State.WORKING), then=Q(attempt__gte=1, reserved_until__isnull=False)),
         When(permits__isnull=False, then=NEVER_WITH_PERMIT),
-        # It becomes due at a known time, or is deleted at a known time; there are no other states.
+        # Any other job becomes due or is deleted at a known time; there are no other states.
         When(OneOf("state", _LATER), then=Q(run_at__isnull=False)),
         default=Q(OneOf("state", _ENDED), finished_at__isnull=False, purge_at__isnull=False),
         output_field=models.BooleanField(),

@@ -53,7 +53,8 @@ class CronEntry(models.Model):
     job = models.TextField(
         default="{}", help_text="JSON object: retry, reserve_for, priority, backtrace, custom; for other jobtypes."
     )
-    # ONCE, as in anacron: a deployment must not lose a nightly job, nor a day without nodes add a thousand (ADR 0014).
+    # ONCE, as in anacron: a deployment must not lose a nightly job, and a day without nodes must not add a thousand
+    # jobs (ADR 0014).
     missed = ExactCharField(
         max_length=4,
         choices=_MISSED,
@@ -110,7 +111,7 @@ class CronEntry(models.Model):
 
 
 class CronRun(models.Model):
-    """The run of one tick.
+    """The run of an entry for one tick, or a manual run.
 
     A unique constraint permits one row per tick, however many nodes run, so each tick is taken once. Ticks that are
     NULL, of manual runs, do not conflict.

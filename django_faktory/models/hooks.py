@@ -8,9 +8,9 @@ from typing import Any, NamedTuple
 from django.core.exceptions import AppRegistryNotReady
 
 
-# Late imports of the layers above would be a loop of imports, which the contracts in pyproject.toml refuse (ADR 0037).
+# Imports of the layers above, even late ones, would be a cycle, which pyproject.toml forbids (ADR 0037).
 class Operations(NamedTuple):
-    """The functions: models import no higher layer."""
+    """The installed functions, because models must not import higher layers."""
 
     encode_args: Callable[[Sequence[Any]], list[Any]]
     """Return positional arguments as they are stored."""
@@ -29,7 +29,7 @@ def install(functions: Operations) -> None:
 
 def operations() -> Operations:
     """Return the functions that were installed. Raises AppRegistryNotReady before."""
-    # A module that uses them at import, while the apps still load, gets Django's own error for this.
+    # Django's own error for code that runs at import, while the apps still load.
     if not _installed:
         raise AppRegistryNotReady("django_faktory: its AppConfig.ready() has not been called yet")
     return _installed[0]

@@ -326,7 +326,7 @@ _MAX_PATTERN = 4000
 def _has_message(text: str) -> Q:
     """Match a text within the message or a line of the backtrace of the latest failure."""
     verbatim, ascii_only = (json.dumps(text, ensure_ascii=is_ascii)[1:-1] for is_ascii in (False, True))
-    # As Go escapes it: the failures of a Faktory server are imported as they are.
+    # The spelling of Go's encoder: failures that are imported from a Faktory server keep it.
     by_go = verbatim.translate({ord(char): f"\\u{ord(char):04x}" for char in "<>&\u2028\u2029"})
     return reduce(or_, map(_has_spelling, sorted({verbatim, ascii_only, by_go})))
 
@@ -431,7 +431,7 @@ class Job(models.Model):
         null=True, help_text="Time at which it was cancelled while it ran; cleared when it is enqueued again."
     )
 
-    # No save() and no post_save signal is part of a job's life: `store` writes raw SQL and updates (ADR 0003).
+    # `store` changes jobs by raw SQL and updates, so save() is not called and post_save not sent (ADR 0003).
     objects = JobQuerySet.as_manager()
 
     class Meta:

@@ -42,7 +42,7 @@ class Limit(models.Model):
     rate = models.IntegerField(null=True, blank=True, help_text="Maximum number of starts in a period.")
     per = models.IntegerField(default=1, help_text="Length of the period in seconds.")
     burst = models.IntegerField(null=True, blank=True, help_text="Maximum number of starts at once after an idle time.")
-    # Beside the numbers, which apply again after the pause.
+    # Separate from the numbers, which apply again after the pause.
     paused_at = models.DateTimeField(null=True, blank=True, help_text="While it is set, no job starts.")
     origin = ExactCharField(max_length=10, choices=Origin.choices, default=Origin.ADMIN)
 

@@ -26,7 +26,7 @@ class JobLock(models.Model):
 
     class Meta:
         permissions = may.LOCK
-        # Maintenance looks every second for locks that have expired, and were not noticed yet (ADR 0015).
+        # Maintenance searches every second for expired locks that were not processed yet (ADR 0015).
         indexes: ClassVar = [models.Index(fields=["is_lapsed", "expires_at"], name="faktory_lock_ends")]
 
     def __str__(self) -> str:

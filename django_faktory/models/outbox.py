@@ -18,7 +18,7 @@ class OutboxEntry(models.Model):
     created_at = models.DateTimeField(db_default=Now())
     # A lease, so that no transaction is open while a process sends the job over the network (ADR 0008).
     leased_until = models.DateTimeField(null=True, help_text="Until then, a relay is sending it.")
-    # A row with an error is not sent again by itself, and does not block later ones (ADR 0008).
+    # A row with an error is not sent again automatically, and does not block later rows (ADR 0008).
     error = models.TextField(
         default="", db_default="", help_text="Reason of the refusal; the row stays until a person acts."
     )

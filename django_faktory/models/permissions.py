@@ -1,4 +1,4 @@
-"""The policy: which permission shows which resource and field, and which permission each action needs.
+"""The access policy: which permission shows which resource and field, and which permission each action needs.
 
 Admin and API call `may` and `may_see`, and name no permission themselves. The command line checks none: its user is
 the machine's administrator, with access to the database anyway. `REDACT` applies to all three, see `redaction`.

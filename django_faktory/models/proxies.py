@@ -7,7 +7,7 @@ from . import permissions as may
 
 
 class Overview(Queue):
-    """Dashboard of all jobs, queues and workers. Permission: `permissions.VIEW_STATISTICS`."""
+    """Dashboard of all jobs, queues and workers. Permission: `view_statistics`."""
 
     class Meta:
         app_label = "django_faktory"

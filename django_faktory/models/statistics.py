@@ -12,12 +12,12 @@ from .fields import ExactCharField
 class Counter(models.Model):
     """Numbers of finished jobs by day: a row for each counting connection, and one into which the others are folded.
 
-    A row for each connection avoids that all transactions wait for the lock of one row.
+    With a row for each connection, transactions need not wait for the lock of one shared row.
     """
 
     pk = models.CompositePrimaryKey("day", "slot")
     day = models.DateField()
-    # Random, because connections of all nodes choose without asking each other (ADR 0024).
+    # Random, because connections of all nodes choose it without coordination (ADR 0024).
     slot = models.BigIntegerField(
         help_text="Random number of the connection that counts in it; -1: the total of folded rows."
     )

@@ -1,6 +1,6 @@
-"""Send alarms by e-mail and to a webhook: one message for all that is new, and one when it is over.
+"""Send alarms by e-mail and to a webhook (`AlarmNotifier`): one message for all new alarms, one when they have ended.
 
-Every node runs the loop; a row lock lets one of them send each message (`store.alarm_records`).
+Every node runs the loop; a row lock ensures that only one node sends each message (`store.alarm_records`).
 """
 
 from __future__ import annotations
@@ -25,9 +25,9 @@ from ..store import alarm_records
 logger = get_logger(__name__)
 
 EVERY_S = 30.0
-"""Seconds between two looks at the alarms."""
+"""Seconds between two reads of the alarms."""
 CONFIRM_S = 60.0
-"""Seconds that an alarm has to last before it is sent: a deploy causes some for a moment."""
+"""Seconds that an alarm must last before it is sent: a deploy causes short ones."""
 PAUSE_S = 300.0
 """Seconds between two messages."""
 WEBHOOK_TIMEOUT_S = 10.0
@@ -44,7 +44,7 @@ class AlarmNotifier:
         self._stopping = threading.Event()
 
     def run(self) -> None:
-        """Look for alarms every `EVERY_S` seconds until stopped."""
+        """Check for alarms every `EVERY_S` seconds until stopped."""
         while not self._stopping.is_set():
             try:
                 self.run_once()
@@ -57,7 +57,7 @@ class AlarmNotifier:
         connections[self._alias].close()
 
     def stop(self) -> None:
-        """Ask the loop to end; from any thread or a signal handler."""
+        """End the loop soon. Safe from any thread and from a signal handler."""
         self._stopping.set()
 
     def run_once(self) -> bool:
@@ -79,7 +79,7 @@ class AlarmNotifier:
         return False
 
     def _send(self, due: Sequence[Alarm], resolved: Sequence[str]) -> bool:
-        """Send the message on each configured way; return False if all of them failed."""
+        """Send the message by each configured way (e-mail, webhook); return False if every way failed."""
         due = sorted(due, key=lambda alarm: not alarm.is_critical)
         subject, body = build_subject(due, resolved), build_body(due, resolved)
         is_sent = False
@@ -120,14 +120,14 @@ def build_body(due: Sequence[Alarm], resolved: Sequence[str]) -> str:
 
 
 def _one_line(text: str) -> str:
-    # Names of queues and tasks are the clients'; a line break would end the header of an e-mail.
+    # Clients choose the names of queues and tasks: a line break in one would end the header of an e-mail.
     return "".join(char if char.isprintable() else "\ufffd" for char in text)[:200]
 
 
 def _attempt(way: str, send: Callable[[], object]) -> bool:
     try:
         send()
-    except (OSError, URLError, ValueError) as error:  # of the network, of SMTP, of an address
+    except (OSError, URLError, ValueError) as error:  # network, SMTP, invalid address
         logger.warning("alarms could not be sent, they are sent again way=%s error=%s", way, error)
         return False
     logger.info("alarms sent way=%s", way)

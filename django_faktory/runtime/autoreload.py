@@ -1,7 +1,7 @@
 """`--reload`: run `runfaktory` in a child process under Django's autoreloader (`run_with_reloader`).
 
-The reloader watches files in threads, and a process that forks must have none. So a child command without `--reload`
-does the work. It is terminated and waited for before the reloader restarts.
+The reloader watches files in threads, and a process that forks must not have threads. So a child command without
+`--reload` does the work; it has ended before the reloader restarts.
 """
 
 from __future__ import annotations
@@ -42,7 +42,7 @@ def _run_child(load: Callable[[], None]) -> None:
     atexit.register(_stop, child, reloading)
     code = child.wait()
     if not reloading.is_set():
-        # It ended without a change of code. The exit code 3 would make Django's reloader run it again.
+        # The child ended without a change of code. Exit code 3 would make Django's reloader run it again.
         os._exit(1 if code else 0)
 
 

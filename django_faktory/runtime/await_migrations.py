@@ -1,6 +1,6 @@
 """Check before the start that the database has the tables this code expects (`await_migrations`).
 
-During the rollout of a new version, processes may start before `migrate` has ended: they wait for it and print that.
+During the rollout of a new version, processes may start before `migrate` has ended: they print a line and wait.
 """
 
 from __future__ import annotations
@@ -49,7 +49,7 @@ def await_migrations(alias: str, *, wait_s: float, write_line: Callable[[str], o
 def _find_missing(alias: str) -> list[tuple[str, str]]:
     """Return the migrations that are not applied, read from the database at each call."""
     connection = connections[alias]
-    # A new one at each call, because an executor reads the applied migrations only once.
+    # A new executor at each call, because it reads the applied migrations only once.
     executor = MigrationExecutor(connection)
     plan = executor.migration_plan(executor.loader.graph.leaf_nodes())
     connection.close()  # an open transaction could block `migrate`, or show an old state

@@ -1,4 +1,7 @@
-"""Run background loops in threads during a process' main loop: maintenance, outbox, metrics (`BackgroundLoops`)."""
+"""Run background loops in threads while the main loop of a process runs (`BackgroundLoops`).
+
+Examples are maintenance, the outbox relay and the metrics flusher.
+"""
 
 from __future__ import annotations
 
@@ -27,17 +30,17 @@ class BackgroundLoops:
     """Context manager that stops the loops started inside it, the last one first, and joins their threads."""
 
     def __init__(self) -> None:
-        self._is_over = False
+        self._is_stopping = False
         self._running: list[tuple[Loop, threading.Thread]] = []
 
     def start(self, loop: Loop | None, name: str, *, after: threading.Event | None = None) -> None:
-        """Run a loop in a thread, after the event `after` if given. Does nothing for None."""
+        """Run `loop` in a thread, once the event `after` is set, if given. Does nothing if `loop` is None."""
         if loop is None:
             return
 
         def run() -> None:
             while after and not after.wait(AFTER_CHECK_S):
-                if self._is_over:
+                if self._is_stopping:
                     return
             loop.run()
 
@@ -52,7 +55,7 @@ class BackgroundLoops:
     def __exit__(
         self, error_type: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
     ) -> None:
-        self._is_over = True
+        self._is_stopping = True
         # All loops are stopped before the first is joined, so that they end in parallel.
         for loop, _ in reversed(self._running):
             loop.stop()

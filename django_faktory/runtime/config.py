@@ -1,6 +1,6 @@
-"""Combine and check options and settings of one `runfaktory` (`make_run_config`). Starts nothing.
+"""Combine the options of one `runfaktory` with the settings, and validate them (`make_run_config`).
 
-Source: interface "Commands"; `docs/reference/commands.md`.
+Starts nothing. Source: interface "Commands"; `docs/reference/commands.md`.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ from ..tasks import base
 from ..worker.queue_order import QueueOrder
 
 MAX_DEFAULT_PROCESSES = 4
-"""Default maximum of worker processes: more of them should be a decision of the operator."""
+"""Maximum of the default number of worker processes: the operator should decide on more."""
 
 MAX_PARALLEL = 1024
 """Maximum of the options `--processes`, `--concurrency` and `--servers`."""
@@ -39,7 +39,7 @@ MAX_RSS_LIMIT_MB = 2**20
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RunConfig:
-    """Which processes to run, and how. `alias` is None if the jobs are on a Faktory server elsewhere.
+    """Which processes to run, and how. `alias` is None if the jobs are on another Faktory server.
 
     `tls` has the paths of the server's certificate and key.
     """
@@ -130,7 +130,7 @@ def security_warnings(run_config: RunConfig, *, shows_url: bool) -> Iterator[str
 
 
 def config_warnings(run_config: RunConfig) -> Iterator[str]:
-    """Yield one line for each sign that its workers would wait without work."""
+    """Yield one line for each sign that the workers would find no jobs."""
     if not run_config.works:
         return
     names_in_use = registered_queues()
@@ -138,7 +138,7 @@ def config_warnings(run_config: RunConfig) -> Iterator[str]:
         yield "no task is known: workers look in the tasks.py of each app of INSTALLED_APPS"
     for spec in run_config.queues:
         name = spec.partition(":")[0]
-        # Only a likely typo is reported: clients outside this project may fill other queues.
+        # Only a likely typo is reported: clients outside this project may push to other queues.
         similar = get_close_matches(name, names_in_use, n=1) if name not in names_in_use else []
         if similar:
             yield f"queue {name!r}: no task of this project uses it; did you mean {similar[0]!r}?"
@@ -212,7 +212,7 @@ def _check_url(text: str) -> str:
 
 
 def _choose_tls_files(options: dict[str, Any]) -> tuple[str, str] | None:
-    """Return the files of the options, else those of the settings; never one of each."""
+    """Return the files of the options, or else of the settings; never one file from each."""
     certificate, key = options["tls_cert"] or "", options["tls_key"] or ""
     if not certificate:
         if key:
@@ -233,7 +233,7 @@ def _parse_queues(text: str | None) -> tuple[str, ...]:
         [spec.strip() for spec in text.split(",")] if text is not None else conf.get("QUEUES") or registered_queues()
     )
     try:
-        # Here already, so that an invalid name ends the command instead of its children.
+        # Validated here already, so that an invalid name ends the command instead of its children.
         QueueOrder(specs)
     except InvalidPayload as error:
         raise CommandError(f"--queues: {error}") from error

@@ -26,8 +26,8 @@ CONNECT_TIMEOUT_S = 5
 CHECK_EVERY_S = 1.0
 
 _DEFAULTS: dict[str, dict[str, Any]] = {
-    # The operating system detects a host that is gone within half a minute. A server that has become a standby is not
-    # connected to: code that only reads would not notice the change (ADR 0017).
+    # The operating system detects an unreachable host within half a minute. A server that has become a standby is
+    # rejected: code that only reads would not notice the change (ADR 0017).
     "postgresql": {
         "connect_timeout": CONNECT_TIMEOUT_S,
         "keepalives_idle": 20,
@@ -60,14 +60,14 @@ def disable_pools() -> None:
     """Give each thread of this process its own connection instead of one from Django's pool.
 
     Threads keep their connection from job to job, so with a pool smaller than the number of threads some would wait
-    without end. Call it before any connection is opened.
+    indefinitely. Call it before any connection is opened.
     """
     for alias in connections:
         connections.settings[alias].get("OPTIONS", {}).pop("pool", None)
 
 
 def set_thread_limit(seconds: float) -> None:
-    """Set another limit for the calling thread: maintenance reads more than a single command."""
+    """Override the limit for the calling thread: maintenance needs more time than a command."""
     _thread_limits.timeout_s = seconds
 
 
@@ -77,8 +77,8 @@ class _Watchdog:
     def __init__(self, timeout_s: float) -> None:
         self.timeout_s = timeout_s
         self.running: dict[int, tuple[float, BaseDatabaseWrapper] | None] = {}
-        self.stood_still_s = 0.0
-        """Time during which the whole process did not run (SIGSTOP, a paused machine); it counts for no limit."""
+        self._suspended_s = 0.0
+        """Seconds during which the whole process was suspended (SIGSTOP, a paused machine); no limit includes them."""
 
     def start(self) -> None:
         """Start the thread; it ends when another watchdog replaces this one."""
@@ -95,15 +95,15 @@ class _Watchdog:
             self.running.pop(key, None)
 
     def now(self) -> float:
-        """Return a monotonic time, in seconds, that excludes the time during which the process stood still."""
-        return time.monotonic() - self.stood_still_s
+        """Return a monotonic time, in seconds, that excludes the time during which the process was suspended."""
+        return time.monotonic() - self._suspended_s
 
     def _run(self) -> None:
         while transactions.limit_attempt == self.limit:
             slept_from = time.monotonic()
             time.sleep(CHECK_EVERY_S)
-            # Replies may have arrived meanwhile, so the waiting threads get the rest of their time to read them.
-            self.stood_still_s += max(0.0, time.monotonic() - slept_from - 2 * CHECK_EVERY_S)
+            # Replies may have arrived meanwhile, so the waiting threads keep their remaining time to read them.
+            self._suspended_s += max(0.0, time.monotonic() - slept_from - 2 * CHECK_EVERY_S)
             now = self.now()
             # A copy: other threads add and remove entries meanwhile.
             for key, entry in list(self.running.items()):

@@ -1,4 +1,7 @@
-"""Health checks that read the database. Each check returns "", or one line with the problem and its remedy."""
+"""Health checks that read the database: `check_alive`, `check_ready` and `check_alarms`.
+
+The result of a check is "", or one line with the problem and its remedy.
+"""
 
 from __future__ import annotations
 
@@ -56,7 +59,7 @@ def check_alarms(*, using: str) -> dict[str, str]:
 
 
 def check_working(*, using: str) -> str:
-    """Check that a worker process that fetches jobs lives, on any node."""
+    """Check that some node has a live worker process that fetches jobs."""
     return _run_check(lambda: _check_workers(using))
 
 
@@ -85,14 +88,14 @@ def _check_migrations(using: str) -> str:
 def _check_workers(using: str) -> str:
     # Quiet workers live too, but they fetch nothing.
     running = WorkerProcess.objects.using(using).filter(living(conf.get("WORKER_TIMEOUT")), state="running")
-    return "" if running.exists() else "no worker process lives that takes jobs: start manage.py runfaktory"
+    return "" if running.exists() else "no live worker process takes jobs: start manage.py runfaktory"
 
 
 def _check_maintenance(using: str) -> str:
-    """Check that no due job waits: if it is not enqueued, maintenance runs on no node."""
+    """Check that no job is overdue: if one is, no node runs maintenance."""
     due_jobs = Job.objects.using(using).in_state(State.SCHEDULED, State.RETRIES).order_by("run_at")
     earliest_run_at = due_jobs.values_list("run_at", flat=True).first()
     overdue_s = (datetime.now(UTC) - earliest_run_at).total_seconds() if earliest_run_at else 0.0
     if overdue_s <= OVERDUE_S:
         return ""
-    return f"a job is due since {overdue_s:.0f} s and no node has enqueued it: start manage.py runfaktory, read its log"
+    return f"no node has enqueued a job due {overdue_s:.0f} s ago: start manage.py runfaktory, read its log"

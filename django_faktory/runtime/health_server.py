@@ -1,9 +1,8 @@
 """Answer health probes of one `runfaktory` over HTTP, for `--health HOST:PORT` (`Probes`).
 
 `/healthz` reports whether the loops and processes of this runfaktory run. It does not query the database, since a
-restart does not repair that. `/readyz` reports whether the work of the loops succeeds. The views of
-`metrics` report on all nodes, from the database. A heartbeat row for each node would allow that for one node too, but
-an idle node writes nothing.
+restart would not repair it. `/readyz` reports whether the work of the loops succeeds. The views of `metrics` report on
+all nodes, from the database. There is no heartbeat row for each node, so that an idle node writes nothing.
 """
 
 from __future__ import annotations
@@ -36,7 +35,7 @@ SUCCESS_S = 30.0
 """Maximum age of the maintenance loop's latest success."""
 
 SERVER_S = 5.0
-"""Seconds that the server's event loop has for an answer."""
+"""Seconds within which the server's event loop must respond."""
 
 CLIENT_S = 5.0
 """Socket timeout for a client of the probes."""
@@ -66,7 +65,7 @@ def check_processes(alarm: int) -> Checks:
 
 
 def check_server(server: Server) -> Checks:
-    """Check that the server's event loop answers, for both addresses."""
+    """Check that the server's event loop responds, for both paths."""
     problem = f"its event loop did not respond within {SERVER_S:g} s: read the log, restart it"
     check = {"server": lambda: "" if server.is_responsive(SERVER_S) else problem}
     return Checks(check, check)
@@ -176,9 +175,9 @@ class _ProbeHandler(BaseHTTPRequestHandler):
             document = {"status": "ok" if is_healthy else "failing", "checks": results}
             self._respond(200 if is_healthy else 503, document)
 
-    do_HEAD = do_GET  # noqa: N815  (the same)
+    do_HEAD = do_GET  # noqa: N815  (a name of `http.server`)
 
-    def log_message(self, format: str, *args: object) -> None:  # noqa: A002  (the same)
+    def log_message(self, format: str, *args: object) -> None:  # noqa: A002  (the name in `http.server`)
         """Log nothing: probes come every few seconds."""
 
     def _respond(self, code: int, document: object) -> None:

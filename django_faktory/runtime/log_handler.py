@@ -1,4 +1,4 @@
-"""Write log records to stderr; a worker writes those of many jobs together (`LogHandler`).
+"""Write log records to stderr; a worker writes the records of many jobs together (`LogHandler`).
 
 `runfaktory` uses it if the project has configured no handler. Imports the standard library only.
 """
@@ -12,14 +12,14 @@ import time
 from contextlib import suppress
 
 DELAY_S = 0.05
-"""How long a record below WARNING waits for others."""
+"""Seconds that a record below WARNING waits, to be written together with later ones."""
 
 MAX_WAITING = 10_000
-"""Maximum number of records that wait: if the stream is blocked, further records block their threads."""
+"""Maximum number of waiting records: if the stream is blocked, further records block their threads."""
 
 
 class LogFormatter(logging.Formatter):
-    """Time, level, process id and message: the text of its format string, in half of the time."""
+    """Format time, level, process id and message, in half of the time that the same format string takes."""
 
     def __init__(self) -> None:
         super().__init__("%(asctime)s %(levelname)-7s %(process)d %(message)s")
@@ -43,21 +43,22 @@ class LogFormatter(logging.Formatter):
 class LogHandler(logging.StreamHandler):  # type: ignore[type-arg]
     """A handler for stderr that can write from a thread of its own (`start_thread`).
 
-    A write releases the GIL, and the thread that logged waits for the others to get it back. With a write for each job
-    a worker with five threads spent 41 µs on the line of a no-op job, with this thread 18. Records from WARNING on are
-    written at once, after those before them. A process that is killed loses those of its last `DELAY_S`.
+    A write releases the GIL, and the thread that logged waits for other threads to get it back. With one write for each
+    job, a worker with five threads spent 41 µs on the line of a no-op job; with this thread it spent 18 µs. Records of
+    level WARNING or higher are written at once, after the records before them. A killed process loses the records of
+    its last `DELAY_S` seconds.
     """
 
     def __init__(self) -> None:
         super().__init__()
         self.setFormatter(LogFormatter())
-        self._forget_waiting()
+        self._reset()
 
     def start_thread(self) -> None:
         """Start the thread. Processes that are forked later do not have it, and write each record at once."""
         self._has_thread = True
         threading.Thread(target=self._run, name="faktory-log", daemon=True).start()
-        os.register_at_fork(before=self.flush, after_in_child=self._forget_waiting)
+        os.register_at_fork(before=self.flush, after_in_child=self._reset)
 
     def emit(self, record: logging.LogRecord) -> None:
         """Format the record and write it, or leave it to the thread."""
@@ -75,7 +76,7 @@ class LogHandler(logging.StreamHandler):  # type: ignore[type-arg]
             self._is_due.set()
 
     def flush(self) -> None:
-        """Write all records that wait."""
+        """Write all waiting records."""
         # Not the handler's own lock: other threads can log during the write.
         with self._write_lock:
             lines = self._waiting[:]
@@ -89,12 +90,12 @@ class LogHandler(logging.StreamHandler):  # type: ignore[type-arg]
         while True:
             self._is_due.wait()
             time.sleep(DELAY_S)
-            # Before the records are taken: one that is added later sets it again.
+            # Before the records are taken: a record that is added later sets the event again.
             self._is_due.clear()
             self.flush()
 
-    def _forget_waiting(self) -> None:
-        """Drop what another process writes: a child has copies of its parent's records and locks, but no thread."""
+    def _reset(self) -> None:
+        """Begin without records and thread: after a fork the parent writes the records, and only it has the thread."""
         self._has_thread = False
         self._waiting: list[str] = []
         self._is_due = threading.Event()

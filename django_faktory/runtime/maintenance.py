@@ -1,9 +1,9 @@
 """Time-based maintenance on every node: due jobs, reservations, lost workers, purging.
 
 `Maintenance` runs one loop over a table of steps. There is no leader: a step may run on two nodes. The loop sleeps
-until the next job or cron entry is due, at most one second, and a push on this node that is due sooner ends the sleep.
-Every few seconds the query for due jobs also checks for other work, so an idle node sends one statement a second.
-Independent of the protocol and of worker threads.
+until the next job or cron entry is due, at most one second; a job pushed on this node that is due sooner ends the
+sleep. Every few seconds the query for due jobs also checks for other work, so an idle node sends one statement a
+second. Independent of the protocol and of worker threads.
 """
 
 from __future__ import annotations
@@ -57,16 +57,16 @@ FORGET_UNSEEN_S = 3600
 
 
 HEARD_WITHIN_S = 30.0
-"""Seconds after an outage within which every live worker is heard: twice the time between two BEATs.
+"""Seconds after an outage within which every live worker sends a BEAT: twice the time between two BEATs.
 
-While no server or no database was reachable, no BEAT could be received. A node counts no worker as lost, and ends no
-reservation that a BEAT may extend, before it has itself listened for that time. Otherwise each outage longer than
-WORKER_TIMEOUT, or than a reservation, would make running jobs run twice.
+During an outage of the servers or of the database no BEAT is recorded. So a node counts no worker as lost, and ends no
+reservation that a BEAT may extend, until the database has been reachable for this time. Otherwise each outage longer
+than WORKER_TIMEOUT, or than a reservation, would make running jobs run twice.
 """
 
 SUSPENDED_S = 3.0
-"""A round that begins so many seconds late means that the process was suspended: it must hear BEATs again before it
-counts a worker as lost."""
+"""A round that begins this many seconds late means that the process was suspended: it counts no worker as lost until
+every live worker has had time to send a BEAT."""
 
 IDLE_LIMITERS_S = 50.0
 """Seconds between checks of the limiters' counts while no limiter is in use."""
@@ -96,7 +96,7 @@ class Step(NamedTuple):
     work: Callable[[], object]
 
     def has_more(self) -> bool:
-        """Run the work; return whether more is left. Other results than True mean that none is."""
+        """Run the work; return whether more is left. Any result other than True means that none is."""
         return self.work() is True
 
 
@@ -130,7 +130,7 @@ class Maintenance:
         self._fold_position: tuple[str, str] | None = None
         self._folded_until: datetime | None = None
         self._list_position = self._forget_position = ""  # names of queues
-        self._limiters_rest_until = 0.0
+        self._skip_limiters_until = 0.0
         self._vacuumer = Vacuumer(alias)
         self._round_at = self._success_at = time.monotonic()
         self._steps = self._all_steps()
@@ -142,7 +142,7 @@ class Maintenance:
             Step("cron", ON_DEMAND, self._run_due_cron_entries),
             Step("cron outcomes", 300.0, lambda: runs.record_run_outcomes(using=alias)),
             Step("cron history", 600.0, lambda: runs.forget_old(using=alias)),
-            # Workers before reservations: those of a dead worker expire too, and would count as failures of its jobs.
+            # Before reservations: a dead worker's reservations expire too, and would count as failures of its jobs.
             Step("workers", ON_DEMAND, self._reclaim_lost_workers),
             Step("reservations", ON_DEMAND, self._reap_reservations),
             Step("unknown workers", 10.0, self._reclaim_unknown_workers),
@@ -183,7 +183,7 @@ class Maintenance:
 
     def _round(self) -> float:
         """Query for due work and run the due steps; return the seconds to sleep."""
-        # A process that stood still (SIGSTOP, a suspended machine) received no BEAT either.
+        # While the process was suspended (SIGSTOP, a sleeping machine), it received no BEAT.
         if time.monotonic() - self._round_at > LONGEST_SLEEP_S + SUSPENDED_S:
             self._listens_since = math.inf
         self._steps_with_work.clear()
@@ -211,20 +211,20 @@ class Maintenance:
         return sleep_s
 
     def since_round_s(self) -> float:
-        """Return seconds since the loop's last round, successful or not. From any thread."""
+        """Return seconds since the loop's last round, successful or not. Safe from any thread."""
         return time.monotonic() - self._round_at
 
     def since_success_s(self) -> float:
-        """Return seconds since the last successful query. From any thread."""
+        """Return seconds since the last successful query. Safe from any thread."""
         return time.monotonic() - self._success_at
 
     def stop(self) -> None:
-        """Ask the loop to end after the current step; from any thread or a signal handler."""
+        """End the loop after the current step. Safe from any thread and from a signal handler."""
         self._stopping.set()
         self._alarm.set()
 
     def wake_by(self, at: datetime) -> None:
-        """Sleep no longer than until `at`, when a stored job is due. From any thread.
+        """Sleep no longer than until `at`, when a stored job is due. Safe from any thread.
 
         Compares with this machine's clock, which is accurate enough.
         """
@@ -232,7 +232,7 @@ class Maintenance:
             self._alarm.set()
 
     def run_once(self) -> None:
-        """Run every step until no work is left: for commands and tests. Assumes that it has listened long enough."""
+        """Run every step until no work is left: for commands and tests. Assumes that live workers have sent BEATs."""
         self._listens_since = -math.inf
         while self._enqueue_due() <= 0:
             pass
@@ -340,9 +340,9 @@ class Maintenance:
         return expired == locks.CHUNK
 
     def _check_limiters(self) -> None:
-        """Check the limiters' counts; seldom while none is in use, so that an idle node sends few statements."""
-        if time.monotonic() >= self._limiters_rest_until and limiters.sweep(using=self.alias) is None:
-            self._limiters_rest_until = time.monotonic() + IDLE_LIMITERS_S
+        """Check the limiters' counts; rarely while none is in use, so that an idle node sends few statements."""
+        if time.monotonic() >= self._skip_limiters_until and limiters.sweep(using=self.alias) is None:
+            self._skip_limiters_until = time.monotonic() + IDLE_LIMITERS_S
 
     def _release_without_permit(self) -> bool:
         jobs = limiters.find_without_permits(VANISHED_S, using=self.alias)
@@ -382,7 +382,7 @@ class Maintenance:
         return self._backfill_position is not None
 
     def _maintain_batches(self) -> bool:
-        """Expire batches never committed, purge those finished long ago, and recover batches with overdue steps."""
+        """Expire uncommitted batches, purge batches that ended long ago, and execute overdue steps of batches."""
         expired = batches.expire(using=self.alias)
         purged = batches.purge(using=self.alias, kept_for_s=conf.get("BATCH_TTL"))
         repaired = batches.sweep(using=self.alias)
@@ -411,7 +411,7 @@ class Maintenance:
         """Combine the rows of minutes into hours, one hour at a time, up to the latest hour that is old enough."""
         limit = timezone.now() - timedelta(seconds=histograms.MINUTES_KEPT_S)
         limit = limit.replace(minute=0, second=0, microsecond=0)
-        # Minutes before that day stay as they are: pages add up both.
+        # Minutes before the last day stay as they are: pages add up minutes and hours.
         start = self._folded_until or limit - timedelta(days=1)
         hour = histograms.find_hour(using=self.alias, start=start, end=limit)
         if hour is None:
@@ -420,7 +420,7 @@ class Maintenance:
         folded = histograms.fold_hour(hour, using=self.alias)
         if folded is None:
             self._folded_until = hour + histograms.HOUR
-        return folded != 0  # 0: another node folds the hour; its rows are looked at again in the next run
+        return folded != 0  # 0: another node folds the hour; the next run checks its rows again
 
     def _fold_histograms(self) -> bool:
         """Fold all rows of totals, a bounded number at a time."""

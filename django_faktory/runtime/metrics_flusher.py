@@ -1,6 +1,6 @@
 """Add the counts and times of this process to the sums in the database every few seconds (`MetricsFlusher`).
 
-An idle process writes nothing and has no connection. Figures of a failed write are kept and written later.
+An idle process writes nothing and has no connection. Metrics of a failed write are kept and written later.
 """
 
 from __future__ import annotations
@@ -29,9 +29,9 @@ SIZES_EVERY_S = 30.0
 
 
 class MetricsFlusher:
-    """Write the figures of `recorder` in a loop; `run` is the target of a thread.
+    """Write the metrics of `recorder` in a loop; `run` is the target of a thread.
 
-    With `statsd` they are sent there too. `sends_sizes`: send the sizes of queues and sets as well.
+    They are also sent to `statsd`, if given; with `sends_sizes` the sizes of queues and sets too.
     """
 
     def __init__(
@@ -62,14 +62,14 @@ class MetricsFlusher:
         self._stopping.set()
 
     def write(self) -> None:
-        """Write the figures recorded since the last call; on an error keep them for the next call."""
+        """Write the metrics recorded since the last call; on an error keep them for the next call."""
         series = self._recorder.take()
         if not series:
             # An idle process must not occupy a connection.
             connections[self._alias].close()
             return
         try:
-            # The database first: figures of a failed write are sent again later, and statsd would count them twice.
+            # The database first: metrics of a failed write are sent again later, and statsd would count them twice.
             histograms.add(series, using=self._alias)
             if self._statsd:
                 self._statsd.send(format_job_counts(series))
@@ -95,7 +95,7 @@ class MetricsFlusher:
 
 
 def make_metrics_flusher(alias: str | None, recorder: Recorder, *, sends_sizes: bool = False) -> MetricsFlusher | None:
-    """Return the flusher that the settings configure; None if the jobs are on a server elsewhere."""
+    """Return the flusher that the settings configure; None if the jobs are on another server."""
     if alias is None:
         return None
     address = conf.get("STATSD")

@@ -1,4 +1,4 @@
-"""Send outbox entries that their callers could not send, because of an outage or an early exit.
+"""Send outbox entries that their callers could not send, because of an outage or an early exit (`OutboxRelay`).
 
 Each node runs one loop. A lease keeps two nodes from sending the same rows.
 """
@@ -30,7 +30,7 @@ class OutboxRelay:
         self._stopping = threading.Event()
 
     def run(self) -> None:
-        """Relay every `EVERY_S` until stopped. While the target is unreachable, double the pause up to a limit."""
+        """Send every `EVERY_S` until stopped. While the target is unreachable, double the pause, up to a limit."""
         pause_s = EVERY_S
         while not self._stopping.is_set():
             # Backoff: each attempt at an unreachable target costs its connect timeout.
@@ -41,7 +41,7 @@ class OutboxRelay:
             connections[alias].close()
 
     def run_once(self) -> bool:
-        """Relay all waiting entries; return False if some could not be relayed."""
+        """Send all waiting entries; return False if some could not be sent."""
         results = [self._relay(alias) for alias in self._outbox.aliases]  # a list: one failure skips no alias
         return all(results)
 

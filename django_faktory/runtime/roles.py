@@ -1,6 +1,6 @@
-"""Compose the processes of `runfaktory`: server, workers and maintenance meet only here (`supervise`).
+"""Compose the processes of `runfaktory`: only this module combines server, workers and maintenance (`supervise`).
 
-Connections are opened after the fork only.
+Database connections are opened only after the fork.
 """
 
 from __future__ import annotations
@@ -40,10 +40,10 @@ from .supervisor.supervisor import Supervisor
 logger = get_logger(__name__)
 
 SHORTEST_SILENCE_S = 5.0
-"""Minimum of the silence that is allowed: a loaded machine may suspend a process for a second or two."""
+"""Minimum of the allowed time without heartbeats: a loaded machine may suspend a process for a second or two."""
 
 EXIT_MARGIN_S = 4.5
-"""Seconds after the time for running jobs: for the last reports, and so that all processes end within 30 s."""
+"""Seconds after SHUTDOWN_TIMEOUT for the last reports; with its default, all processes end within 30 s."""
 
 
 ExtraRoles = Callable[[RunConfig], list[Role]]
@@ -54,7 +54,7 @@ def supervise(run_config: RunConfig, extra: ExtraRoles, *, parent: int | None = 
     """Run the configured processes and those of optional parts until they end; return the exit code."""
     local_pipes = None
     if run_config.alias and not notifier.has_notifications(run_config.alias):
-        # Where the database sends no notifications, as MariaDB, the processes signal each other over pipes.
+        # Some databases, such as MariaDB, send no notifications: the processes notify each other over pipes.
         local_pipes = notifier.LocalPipes(run_config.processes + run_config.servers)
         notifier.add_local_receiver(local_pipes.ring)
     return Supervisor(
@@ -67,10 +67,10 @@ def supervise(run_config: RunConfig, extra: ExtraRoles, *, parent: int | None = 
 
 
 def longest_silence_s(worker_timeout_s: float, beat_interval_s: float) -> float:
-    """Return how long a process may not respond before it is killed.
+    """Return the seconds without a heartbeat after which a process is killed.
 
-    It is killed before its last BEAT is `worker_timeout_s` old. At that age other nodes give its jobs to other workers,
-    so no job runs in both.
+    It is killed before its latest BEAT is `worker_timeout_s` old. At that age other nodes would give its jobs to other
+    workers, and the jobs would run twice at the same time.
     """
     return max(SHORTEST_SILENCE_S, worker_timeout_s - beat_interval_s)
 
@@ -138,7 +138,7 @@ def _serve(run_config: RunConfig, number: int, local_pipes: notifier.LocalPipes 
             )
             server.run()
         except FaktoryError as error:
-            logger.error("server cannot start: %s", error)  # noqa: TRY400  (one line, its own words)
+            logger.error("server cannot start: %s", error)  # noqa: TRY400  (one line without a traceback)
             return CANNOT_START
         publisher.stop()
     return CLEAN
@@ -169,7 +169,7 @@ def _work(run_config: RunConfig, number: int, local_pipes: notifier.LocalPipes |
         beat_interval=conf.get("BEAT_INTERVAL"),
         shutdown_timeout=conf.get("SHUTDOWN_TIMEOUT"),
         drain=run_config.drain,
-        # A generator of its own: forked processes share the state of one that existed before.
+        # A new generator: forked processes would draw the same numbers from copies of an inherited one.
         recycle_policy=RecyclePolicy(max_jobs=run_config.max_jobs, max_rss=run_config.max_rss, rng=Random()),
         has_signal_thread=True,
     )
@@ -190,13 +190,13 @@ def _work(run_config: RunConfig, number: int, local_pipes: notifier.LocalPipes |
             loops.start(_probes(run_config, child_spec, worker, maintenance) if runs_maintenance else None, "probes")
             worker.run()
         except FaktoryError as error:
-            logger.error("worker cannot start: %s", error)  # noqa: TRY400  (one line, its own words)
+            logger.error("worker cannot start: %s", error)  # noqa: TRY400  (one line without a traceback)
             return CANNOT_START
     return worker.exit_code()
 
 
 def _prepare_connections(alias: str | None) -> None:
-    # Threads keep their connections from job to job: in a pool smaller than their number, some would wait endlessly.
+    # Threads keep their connections from job to job: with a pool smaller than their number, some would wait endlessly.
     db_watchdog.disable_pools()
     set_up_own_connections()
     if alias:
@@ -206,7 +206,7 @@ def _prepare_connections(alias: str | None) -> None:
 def _probes(
     run_config: RunConfig, child_spec: ChildSpec, worker: Worker, maintenance: Maintenance | None
 ) -> health_server.Probes | None:
-    """Return the probes of the first worker, if there is no server to run them; None without an address."""
+    """Return the probes of the first worker of a command without a server; None without an address."""
     if run_config.health is None:
         return None
     checks = [health_server.check_processes(child_spec.unresponsive_pipe), health_server.check_worker(worker)]
@@ -232,7 +232,7 @@ def _make_listener(
     is_own: Callable[[int], bool] = lambda _: False,
     logs_problems: bool = True,
 ) -> notifier.Listener:
-    """Return a listener for the database's notifications, or for the pipes of neighbour processes."""
+    """Return a listener for the database's notifications, or for the pipes between this command's processes."""
     if local_pipes is None:
         return notifier.listen(alias, queues, is_own=is_own, logs_problems=logs_problems)
     return notifier.listen(alias, queues, otherwise=partial(local_pipes.listener, index))

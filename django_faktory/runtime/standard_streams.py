@@ -1,4 +1,7 @@
-"""Reopen standard streams that the caller has closed (`runfaktory >&-`). Imports the standard library only."""
+"""Reopen standard streams that the caller has closed, as by `runfaktory >&-` (`reopen_closed_streams`).
+
+Imports the standard library only.
+"""
 
 from __future__ import annotations
 
@@ -20,7 +23,7 @@ def reopen_closed_streams() -> bool:
         if null == number or _is_closed(number):
             os.dup2(null, number)
             os.set_inheritable(number, True)  # for child programs; dup2 onto the same number leaves the flag as it is
-        setattr(sys, name, open(os.dup(null), mode))  # noqa: SIM115  (as long as the process lives)
+        setattr(sys, name, open(os.dup(null), mode))  # noqa: SIM115  (open until the process ends)
         if null != number:
             os.close(null)
     return bool(closed)

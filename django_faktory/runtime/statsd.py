@@ -1,9 +1,8 @@
-"""Send figures to statsd over UDP (`Statsd`), with Faktory's names and DogStatsD's tags.
+"""Send metrics to statsd over UDP (`Statsd`), with Faktory's names and DogStatsD's tags.
 
-UDP, so that a slow or missing statsd delays no job.
-
-Counts and times are sent every few seconds by the process that recorded them, sizes every 30 s by each server. Source
-of the names: https://github.com/contribsys/faktory/issues/261 and /515.
+Over UDP, a slow or missing statsd delays no job. Counts and times are sent every few seconds by the process that
+recorded them, sizes every 30 s by each server. Source of the names:
+https://github.com/contribsys/faktory/issues/261 and /515.
 """
 
 from __future__ import annotations
@@ -19,7 +18,7 @@ from ..operations.statistics import ExportedStatistics
 logger = get_logger(__name__)
 
 NAMESPACE = "faktory."
-"""Prefix of all names, as Faktory has it."""
+"""Prefix of all names, as in Faktory."""
 
 MAX_PACKET_BYTES = 1432
 """Maximum size of a packet that an Ethernet frame carries without fragmentation."""
@@ -29,7 +28,7 @@ _UNSAFE = re.compile(r"[\x00-\x20:|@#,\x7f]")
 
 
 class Statsd:
-    """Client of one address, "host:port". Figures that cannot be sent are dropped; the first failure is logged."""
+    """Client of one address, "host:port". Metrics that cannot be sent are dropped; the first failure is logged."""
 
     def __init__(self, address: str) -> None:
         host, _, port = address.rpartition(":")
@@ -63,7 +62,7 @@ class Statsd:
             [(family, socket_type, proto, _, address), *_] = socket.getaddrinfo(*self._address, type=socket.SOCK_DGRAM)
             self._socket = socket.socket(family, socket_type, proto)
             self._socket.connect(address)
-            # A full buffer then raises BlockingIOError, and the figures are dropped.
+            # A full buffer then raises BlockingIOError, and the metrics are dropped.
             self._socket.setblocking(False)
         return self._socket
 

@@ -1,4 +1,7 @@
-"""Configure glibc's malloc so that memory of large commands and many connections returns to the system."""
+"""Configure glibc's malloc so that memory of large commands and many connections returns to the system.
+
+`return_large_blocks` sets the options and starts a thread that trims the heap.
+"""
 
 from __future__ import annotations
 
@@ -11,7 +14,7 @@ from pathlib import Path
 MMAP_THRESHOLD_BYTES = 1024 * 1024
 TRIM_THRESHOLD_BYTES = 8 * 1024 * 1024
 ARENAS = 2
-"""Few: free memory in the arena of one thread is not available to another."""
+"""Few, because free memory in the arena of one thread is not available to other threads."""
 
 GROWTH_BYTES = 32 * 1024 * 1024
 """Free memory is returned while the process is larger by this much than at its start."""
@@ -31,7 +34,7 @@ def return_large_blocks() -> bool:
 
     By default glibc raises its threshold to the largest block that was freed, up to 32 MiB. Then a command of 16 MiB
     is allocated in the heap, or in the arena of a thread, below small blocks that stay. Three attacks left 179 to 355
-    MB before the threshold was lowered to this value, and 5 to 176 MB after it.
+    MB allocated with a higher threshold, and 5 to 176 MB with this one.
     """
     if platform.libc_ver()[0] != "glibc":
         return False
@@ -46,8 +49,8 @@ def _return_free_pages() -> None:
     trim, pause = ctypes.CDLL(None).malloc_trim, threading.Event()
     at_start = _resident_bytes()
     while not pause.wait(CHECK_S):
-        # Not compared with the size after the last trim: that may have come while the memory was in use, and then
-        # nothing would return it. A repeated trim takes up to 15 ms for 300 MB of fragments.
+        # Not compared with the size after the last trim: if the memory was in use during that trim, no later trim
+        # would return it. A repeated trim takes up to 15 ms for 300 MB of fragments.
         if _resident_bytes() > at_start + GROWTH_BYTES:
             trim(0)
 

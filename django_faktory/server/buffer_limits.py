@@ -1,7 +1,7 @@
 """Cap the total memory buffered for incomplete command lines across all connections.
 
-Beyond the cap the oldest incomplete line is rejected: a client that sends its line without pauses is rarely the oldest,
-a client that keeps lines open to block other clients is. Small lines do not count.
+Beyond the cap, `LineBufferLimit` rejects the oldest incomplete line. An attacker that keeps lines open to block other
+clients has the oldest ones; a client that sends its line without pauses rarely has. Small lines do not count.
 """
 
 from __future__ import annotations
@@ -29,9 +29,9 @@ class LineBufferLimit:
         # An update keeps the position in the dict, so the order is that of the first bytes.
         self._held[reject] = size
         while self._sum > self._limit:
-            first = next(iter(self._held))
-            self.forget(first)  # before the callback, which closes the connection and so calls `forget` again
-            first()
+            oldest = next(iter(self._held))
+            self.forget(oldest)  # before the callback, which closes the connection and so calls `forget` again
+            oldest()
 
     def forget(self, reject: Callable[[], None]) -> None:
         """Remove a line that has ended or lost its connection; idempotent."""

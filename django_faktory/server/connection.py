@@ -1,7 +1,7 @@
 """Serve one client's connection: turn bytes into commands, one at a time and in order, and write the replies.
 
-`Connection` is an asyncio protocol; the meaning of the verbs is elsewhere. Limits: W3, W6 to W8, W14. It closes when
-its client reads no reply for `SLOW_READER_S`, or begins a line and does not end it within COMMAND_TIMEOUT.
+`Connection` is an asyncio protocol; `handlers` implements the verbs. Limits: W3, W6 to W8, W14. It closes when its
+client reads no reply for `SLOW_READER_S`, or begins a line and does not end it within COMMAND_TIMEOUT.
 """
 
 from __future__ import annotations
@@ -36,13 +36,13 @@ SLOW_READER_S = 30.0
 """Seconds without progress of the client in reading its replies before the connection is aborted."""
 
 MAX_IN_A_ROW = 10
-"""Commands answered in a row before the connection rests: mostly rejected lines."""
+"""Commands answered in a row before the connection rests; mostly rejected lines are answered in a row."""
 
 HALF_CLOSED_S = 1.0
 """Seconds a connection stays half open so that its client can read the last reply."""
 
 SENT_CHECK_S = 0.05
-"""Interval of the check whether a reply with a job has been passed to the system."""
+"""Interval of the check whether a reply with a job has been passed to the operating system."""
 
 
 class Connection(asyncio.Protocol):
@@ -54,9 +54,9 @@ class Connection(asyncio.Protocol):
     def __init__(self, server: ServerContext) -> None:
         self.server = server
         self.on_disconnect: Callable[[], None] | None = None
-        """Called if the client disconnects during its command; set by verbs that can undo or cancel their work."""
+        """Called if the client disconnects during its command; set by handlers that can undo or cancel their work."""
         self.is_ending = False
-        """Whether the client has closed its sending half."""
+        """True once the client has closed its sending half."""
         self.identity = WorkerIdentity()
         """The identity given in HELLO; an empty one before."""
         self._protocol = self._new_protocol(server.password, server.max_command_bytes)
@@ -67,7 +67,7 @@ class Connection(asyncio.Protocol):
         self._is_closed = False  # nothing is written after this
         self._is_paused = False  # the client reads its replies too slowly
         self._is_reading_paused = False
-        self._is_in_intake = False  # in `Intake`, as it sends a long line
+        self._is_in_intake = False  # waits in `Intake`, as it sends a long line
         self._unsent_jobs: list[Reservation] = []
         self._is_check_scheduled = False  # a check of the unsent bytes is scheduled
         self._timer: asyncio.TimerHandle | None = None
@@ -286,12 +286,12 @@ class Connection(asyncio.Protocol):
     def _update_reading(self) -> None:
         """Pause or resume reading so that bytes that cannot be executed yet stay bounded (W6, W7)."""
         must_wait = self._is_busy or self._is_paused or self._is_resting
-        is_enough = self._is_in_intake or (must_wait and self._protocol.buffered_bytes > BUFFERED_BYTES)
-        is_settled = is_enough is self._is_reading_paused or self.is_ending or self._is_closed
+        should_pause = self._is_in_intake or (must_wait and self._protocol.buffered_bytes > BUFFERED_BYTES)
+        is_settled = should_pause is self._is_reading_paused or self.is_ending or self._is_closed
         if is_settled or self._transport is None or self._transport.is_closing():
             return
-        self._is_reading_paused = is_enough
-        if is_enough:
+        self._is_reading_paused = should_pause
+        if should_pause:
             self._transport.pause_reading()
         else:
             self._transport.resume_reading()
@@ -316,7 +316,7 @@ class Connection(asyncio.Protocol):
 
     def _on_line_timeout(self) -> None:
         self._line_timer = None
-        # The end of the line may be in the socket, as this connection has not been read.
+        # The end of the line may still be in the socket, since reading was paused.
         if self._is_paused or self._is_resting or self._is_in_intake:
             self._await_line()
         elif not self._is_closed:

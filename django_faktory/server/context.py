@@ -1,6 +1,7 @@
-"""Interfaces between the server, its connections and the handlers of commands, so that none imports another in a loop.
+"""Interfaces between the server, its connections and the handlers of commands, which avoid circular imports.
 
-`ServerContext` is what connections and handlers use of the server, `ConnectedClient` what both use of a connection.
+`ServerContext` has the members of the server that connections and handlers use. `ConnectedClient` has the members of a
+connection that the server and handlers use.
 """
 
 from __future__ import annotations

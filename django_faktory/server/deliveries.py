@@ -1,6 +1,7 @@
 """Track deliveries of this node: jobs that were sent to clients and must be confirmed (ADR 0022 and 0026).
 
-Also remembers which jobs belong to a batch, as their ACK or FAIL may block on the batch's row (ADR 0023).
+`DeliveryTracker` also remembers which jobs belong to a batch, as their ACK or FAIL may block on the batch's row
+(ADR 0023).
 """
 
 from __future__ import annotations
@@ -15,16 +16,16 @@ from ..core.payloads import MAX_NAME, Delivery, Reservation
 from ..errors import FaktoryError
 
 CONFIRM_S = 0.25
-"""Seconds (up to 1.5 times this) until a prefetched job is confirmed; before, its row does not name its worker."""
+"""Seconds (up to 1.5 times this) until a prefetched job is confirmed; until then its row does not name its worker."""
 
 CONFIRM_CLAIMED_S = 2.0
 """Seconds (up to 1.5 times this) until a job that was claimed for its client is confirmed.
 
-Most have ended by then, and cost no statement. A job delivered less than this before its node is killed runs again when
-its lease ends."""
+Most jobs have ended by then and need no statement. A job delivered less than this before its node is killed runs again
+when its lease ends."""
 
 MAX_BATCH_MEMBERS = 10_000
-"""Jobs of batches that are remembered; the ACK of an older one is treated as one that does not block."""
+"""Maximum number of batch members that are remembered; the ACK of an older one is treated as not blocking."""
 
 NO_ATTEMPT = -1
 """Attempt number that matches no job: a report with it changes nothing and is answered with OK."""
@@ -97,7 +98,7 @@ class DeliveryTracker:
         delivery = self._unconfirmed.get(jid)
         if delivery is None or not delivery[1].is_prefetched:
             return None  # its row names its worker, so the database rejects reports of other workers
-        # The rule of W16, which the row of a prefetched job cannot answer before its confirmation.
+        # W16 is checked here: before its confirmation the row of a prefetched job does not name its worker.
         if not wid or not delivery[1].wid or delivery[1].wid == wid:
             return None
         return NO_ATTEMPT
@@ -119,7 +120,7 @@ class DeliveryTracker:
             self._timer = self._loop.call_later(CONFIRM_S, self._confirm_due)
 
     def _due(self, now: float) -> list[tuple[float, Reservation]]:
-        """Return the deliveries to confirm now: once one is due, also those past half of their time."""
+        """Return the deliveries to confirm now: none until one is due, then also those past half of their time."""
         due: list[tuple[float, Reservation]] = []
         is_any_late = False
         for delivery in self._unconfirmed.values():
@@ -139,7 +140,7 @@ class DeliveryTracker:
         def on_confirmed(remaining: set[str] | FaktoryError) -> None:
             self._is_confirming = False
             if isinstance(remaining, FaktoryError):
-                return  # they stay tracked, so the next `_confirm_due` sends them again
+                return  # the deliveries stay tracked, so the next `_confirm_due` sends them again
             for delivery in due:
                 jid = delivery[1].jid
                 # `is`: the same job may have ended and been delivered again meanwhile.

@@ -17,13 +17,13 @@ from ..errors import FaktoryError
 from .group_commit import MAX_SET_WEIGHT
 
 FEW_NAMES = 100
-"""A FETCH with more names counts as one with many; a claim tries at most one of these."""
+"""A FETCH with more names counts as one with many; a claim tries at most one such FETCH."""
 
 NAMES_A_CLAIM = 1000
 """Queue names in one claim, summed over the FETCHes with few names."""
 
 MOST_NAMES = 50_000
-"""Queue names of all waiting FETCHes with many names. A FETCH beyond it is first tried when another has ended."""
+"""Queue names of all indexed FETCHes with many names. A FETCH beyond it is first tried when another has ended."""
 
 
 class WaitingFetch:
@@ -45,7 +45,7 @@ class WaitingFetch:
     def __init__(self, request: FetchRequest, answer: Callable[[Reservation | FaktoryError | None], None]) -> None:
         self.request = request
         self.answer = answer
-        self.is_kept = False  # was tried in vain, and waits for two seconds
+        self.is_kept = False  # got no job at once, and waits for up to two seconds
         self.arrival = 0
         self.has_many = len(request.queues) > FEW_NAMES
         self.untried = True
@@ -83,7 +83,7 @@ class FetchIndex:
         if waiting_fetch.has_many and not self._has_room(waiting_fetch):
             self._without_room[waiting_fetch] = None
             return False
-        self._enter(waiting_fetch)
+        self._index(waiting_fetch)
         return bool(waiting_fetch.request.queues)
 
     def remove(self, waiting_fetch: WaitingFetch) -> bool:
@@ -103,20 +103,20 @@ class FetchIndex:
         if not waiting_fetch.has_many:
             return False
         self._names -= len(waiting_fetch.request.queues)
-        return self._let_in()
+        return self._admit_waiting()
 
-    def _let_in(self) -> bool:
+    def _admit_waiting(self) -> bool:
         before = len(self._without_room)
         while self._without_room and self._has_room(first := next(iter(self._without_room))):
             del self._without_room[first]
-            self._enter(first)
+            self._index(first)
         return len(self._without_room) < before
 
     def _has_room(self, waiting_fetch: WaitingFetch) -> bool:
         # The first one always has room, however many names it has.
         return not self._names or self._names + len(waiting_fetch.request.queues) <= MOST_NAMES
 
-    def _enter(self, waiting_fetch: WaitingFetch) -> None:
+    def _index(self, waiting_fetch: WaitingFetch) -> None:
         if waiting_fetch.has_many:
             self._names += len(waiting_fetch.request.queues)
         for queue in waiting_fetch.request.queues:
@@ -141,10 +141,8 @@ class FetchIndex:
         """Mark the FETCH as tried and return the request to send for it."""
         self._untried.pop(waiting_fetch, None)
         waiting_fetch.untried = False
-        changed_queues, waiting_fetch.changed_queues = (
-            waiting_fetch.changed_queues,
-            set(),
-        )  # from here on: queues that change while the claim runs
+        # The new set is for queues that change while the claim runs.
+        changed_queues, waiting_fetch.changed_queues = waiting_fetch.changed_queues, set()
         if changed_queues is None or not waiting_fetch.has_many:
             return waiting_fetch.request
         return replace(
@@ -200,7 +198,7 @@ class FetchIndex:
         return first is not None
 
     def with_longest_waiting(self, batch: list[WaitingFetch]) -> list[WaitingFetch]:
-        """Return the batch, preceded by the longest waiting idle FETCH of its queues unless that is in it."""
+        """Return the batch, preceded by the longest waiting idle FETCH of its queues unless that is first already."""
         # Without this a FETCH that has just arrived could get a job for which another FETCH has waited longer.
         queues: dict[str, None] = {}
         for waiting_fetch in batch:
@@ -213,13 +211,13 @@ class FetchIndex:
                     break
         if not firsts:
             return batch
-        elder = min(firsts.values(), key=_arrival)
-        if elder is batch[0]:
+        oldest = min(firsts.values(), key=_arrival)
+        if oldest is batch[0]:
             return batch
         for queue, waiting_fetch in firsts.items():
-            if waiting_fetch is elder:
-                self.mark(elder, queue)
-        return [elder, *batch]
+            if waiting_fetch is oldest:
+                self.mark(oldest, queue)
+        return [oldest, *batch]
 
 
 _arrival = attrgetter("arrival")

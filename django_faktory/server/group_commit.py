@@ -82,7 +82,7 @@ class CommitQueue(Generic[Item, Answer]):
         """Called before a set is made; may submit items that join it."""
         self._is_scheduled = False
         self._read_timer: asyncio.TimerHandle | None = None
-        self._failed = 0  # commands since the last log line
+        self._failed = 0  # failed commands since the last log line
         self._log_again_at = 0.0
         self._pending: deque[tuple[Item, Callable[[Answer | FaktoryError], object]]] = deque()
         self._idle = asyncio.Event()
@@ -178,9 +178,8 @@ class CommitQueue(Generic[Item, Answer]):
 
     def _read(self, commit_thread: _CommitThread[Item, Answer]) -> None:
         if commit_thread.in_flight is None:
-            self._return_connection(
-                commit_thread
-            )  # readable without a request: the database has closed the connection, or is about to
+            # Readable without a request: the database has closed the connection, or is about to.
+            self._return_connection(commit_thread)
             return
         command_set, flight = commit_thread.in_flight
         try:
@@ -192,10 +191,10 @@ class CommitQueue(Generic[Item, Answer]):
             return
         commit_thread.in_flight = None
         if flight.is_last:
-            # uvloop reports a reset connection once, here with this answer: the next set would wait for an event in
-            # vain.
+            # uvloop reports a reset connection once, here with this answer: the next set would wait for an event that
+            # never comes.
             self._return_connection(commit_thread)
-        if callable(result):  # the work that is left, such as a job that needs a lock (ADR 0021)
+        if callable(result):  # the remaining work, such as a job that needs a lock (ADR 0021)
             self._run_in_thread(commit_thread, command_set, result)
         else:
             self._answer_set(commit_thread, command_set, result)
@@ -249,7 +248,7 @@ class CommitQueue(Generic[Item, Answer]):
             try:
                 answer(result)
             except Exception:  # the other items of the set still need their answers
-                logger.exception("answer failed item=%s", _named(item))
+                logger.exception("answer failed item=%s", _describe(item))
 
     def _free_thread(self, commit_thread: _CommitThread[Item, Answer]) -> None:
         self._free.append(commit_thread)
@@ -278,7 +277,7 @@ class CommitQueue(Generic[Item, Answer]):
                 return [answer for item in items for answer in self._answers([item], partial(self._execute, [item]))]
             if isinstance(error, FaktoryError):
                 return [error]
-            logger.exception("command failed item=%s", _named(items[0]))
+            logger.exception("command failed item=%s", _describe(items[0]))
             return [FaktoryError("internal error")]
 
     def _without_details(self, answers: Answers[Answer]) -> Answers[Answer]:
@@ -307,6 +306,6 @@ def _unavailable() -> NoReturn:
     raise BrokerUnavailable("internal error")
 
 
-def _named(item: object) -> str:
+def _describe(item: object) -> str:
     """Return the type and jid of an item for logs; never contents that a client sent."""
     return f"{type(item).__name__} {getattr(item, 'jid', '')}".rstrip()

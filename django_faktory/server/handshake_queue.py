@@ -1,4 +1,4 @@
-"""Serialize password checks so that they do not starve established connections.
+"""Serialize password checks so that they do not starve established connections (`HandshakeQueue`).
 
 A check is up to 8,095 rounds of a hash, 2 to 4 ms in which the event loop does nothing else (W1). However many clients
 connect at once, half of the event loop's time is left to the other connections.
@@ -20,7 +20,7 @@ class HandshakeQueue:
         self._is_resting = False
 
     def ask(self, check: Callable[[], None]) -> None:
-        """Call `check` now, or when it is its turn if a check has just run."""
+        """Call `check` now, or in its turn if another check has just run."""
         self._waiting.append(check)
         if not self._is_resting:
             self._next()
@@ -29,8 +29,8 @@ class HandshakeQueue:
         self._is_resting = bool(self._waiting)
         if not self._waiting:
             return
-        begun = self._loop.time()
+        started_at = self._loop.time()
         try:
             self._waiting.popleft()()
         finally:
-            self._loop.call_later(self._loop.time() - begun, self._next)  # pause for as long as it took
+            self._loop.call_later(self._loop.time() - started_at, self._next)  # pause for as long as the check took

@@ -1,7 +1,8 @@
 """Serve demanding connections in turn, a few in each iteration of the event loop.
 
-One queue is for connections that send long lines, one for those that sent many commands in a row. Otherwise 60 such
-connections are served between two commands of another client: 256 KiB each, about 15 ms together.
+The server has an `Intake` for connections that send long lines, and one for connections that sent many commands in a
+row. Otherwise 60 such connections would be served between two commands of another client: 256 KiB each, about 15 ms
+together.
 """
 
 from __future__ import annotations
@@ -17,14 +18,14 @@ REST_S = 0.001
 """Rest after many commands in a row. Without it a flood keeps the event loop busy, and threads wait for the GIL."""
 
 FULL_S = 0.01
-"""Seconds between checks whether there is memory for more lines."""
+"""Seconds between checks whether memory for more lines is free."""
 
 
 class Intake:
-    """Queue of connections that wait to continue, in order of arrival; a few do every `pause_s` seconds.
+    """Queue of connections that wait to continue, in order of arrival; a few continue every `pause_s` seconds.
 
-    Pauses while `is_full()`: then complete lines that wait for execution use all the memory that lines may have. Also
-    frees memory in between, as that takes milliseconds too.
+    Pauses while `is_full()`: then complete lines that wait for execution use all the memory allowed for lines. Also
+    frees memory, one block in each iteration, as that takes milliseconds too.
     """
 
     def __init__(
@@ -38,14 +39,14 @@ class Intake:
     def free(self, free: Callable[[], None]) -> None:
         """Call `free` later, which frees the memory of a long line: some milliseconds for 16 MiB."""
         self._to_free.append(free)
-        self._call()
+        self._schedule()
 
     def wait(self, resume: Callable[[], None]) -> None:
         """Call `resume` once, when it is the turn of this connection."""
         self._waiting.append(resume)
-        self._call()
+        self._schedule()
 
-    def _call(self) -> None:
+    def _schedule(self) -> None:
         if self._is_scheduled or not (self._waiting or self._to_free):
             return
         self._is_scheduled = True
@@ -62,4 +63,4 @@ class Intake:
         elif not self._is_full():
             for _ in range(min(CONNECTIONS_A_STEP, len(self._waiting))):
                 self._waiting.popleft()()
-        self._call()
+        self._schedule()

@@ -1,6 +1,6 @@
 """Retry commands that met a lock of another transaction, so that they do not delay other commands (ADR 0028).
 
-A command that met a lock is tried again, alone, by one of a few threads, until it succeeds or its time is over.
+`LockWaits` tries such a command again, alone, in one of a few threads, until it succeeds or its time is over.
 Commands with a common subject are tried one at a time, as they wait for the same lock. A command that arrives while
 another one waits for its subject joins the queue without a first attempt.
 """
@@ -22,7 +22,7 @@ WIDTH = 4
 """Concurrent attempts. Each is a thread with a database connection, opened when a command first meets a lock."""
 
 STOPS_WITHIN_S = 1.0
-"""Seconds commands still wait for locks after the server began to stop."""
+"""Seconds that commands still wait for locks after the server began to stop."""
 
 Answer = Callable[[Any], object]
 
@@ -140,13 +140,13 @@ class LockWaits:
         self._next()
         if self._pending or self._running:
             ends_at = min(waiting.ends_at for waiting in (*self._pending, *self._running))
-            # Not at once: an overdue command may be in an attempt, and only the end of that can change anything.
+            # Not at once: an overdue command may be in an attempt, and nothing changes before that attempt ends.
             self._timer = self._loop.call_at(max(ends_at, self._loop.time() + 0.1), self._check_overdue)
 
     def _give_up_overdue(self) -> None:
         now = self._loop.time()
         for waiting in [waiting for waiting in self._pending if waiting.ends_at <= now and not waiting.command.is_last]:
-            # Some jobs of a PUSHB may meet no lock: a last attempt stores those and rejects the others by jid.
+            # Some jobs of a PUSHB may meet no lock: a last attempt stores these and rejects the others by jid.
             if waiting.command.has_several_jobs:
                 waiting.command.is_last = True
             else:

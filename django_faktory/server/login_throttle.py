@@ -1,4 +1,4 @@
-"""Throttle logins: each address may send a limited number of wrong passwords per minute.
+"""Throttle logins: each address may send a limited number of wrong passwords per minute (`LoginThrottle`).
 
 Pure; memory is bounded. A /64 counts as one address: an IPv6 client owns at least that, and may use any address in it.
 """
@@ -10,7 +10,7 @@ from ipaddress import IPv4Address, ip_address
 
 PERIOD_S = 60.0
 MAX_ADDRESSES = 10_000
-"""Addresses that are remembered, about 2 MB; beyond it those with the oldest last failure are forgotten."""
+"""Addresses that are remembered, about 2 MB; beyond it the address with the oldest last failure is forgotten."""
 
 
 class LoginThrottle:

@@ -1,8 +1,8 @@
 """Parse long command lines in steps of a few milliseconds, so that other clients are served in between.
 
 `CommandScheduler` runs the steps of all long lines in turn, and leaves half of the event loop's time to clients with
-short commands, if there are any. The lines parsed and executed at a time are bounded, as the jobs of a line take ten
-times its memory; later lines wait as bytes.
+short commands, if there are any. A `MemoryBudget` bounds the lines that are parsed and executed at a time, as the jobs
+of a line take ten times its memory; later lines wait as bytes.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ AT_ONCE_S = 0.05
 """Seconds of parsing before the first pause: a client that sends a thousand jobs now and then is not slowed down."""
 
 OTHERS_S = 1.0
-"""Seconds after a short command in which pauses are made for clients with short commands."""
+"""Seconds after a short command during which the scheduler pauses for clients with short commands."""
 
 HUGE_BYTES = 1024 * 1024
 """Lines longer than this have a memory budget of their own, so that shorter lines do not wait for them."""
@@ -89,7 +89,7 @@ class MemoryBudget:
     def _next(self) -> None:
         while self._waiting:
             pending = next(iter(self._waiting))
-            # In order of arrival: if smaller lines overtook, a large one could wait indefinitely. A line beyond the
+            # In order of arrival: if smaller lines overtook it, a large one could wait indefinitely. A line beyond the
             # budget is admitted alone.
             if self._inside and self._size + pending.size > self._limit:
                 return
@@ -114,9 +114,9 @@ class CommandScheduler:
         commands: Callable[[], int],
         later: Callable[[Callable[[], None]], None],
     ) -> None:
-        self._loop, self._commands = loop, commands
-        self._counted = 0
-        self._others_at = float("-inf")
+        self._loop, self._count_commands = loop, commands
+        self._last_count = 0
+        self._short_command_at = float("-inf")
         self._long = MemoryBudget(ROOM_BYTES, self._begin, later)
         self._huge = MemoryBudget(ROOM_BYTES, self._begin, later)
         self._reading: deque[PendingCommand] = deque()
@@ -166,12 +166,12 @@ class CommandScheduler:
         pending = self._reading.popleft()
         begun = self._loop.time()
         # Commands since the end of the last step were short ones, so there are clients to pause for.
-        if self._commands() != self._counted:
-            self._others_at = begun
+        if self._count_commands() != self._last_count:
+            self._short_command_at = begun
         try:
             self._read(pending, begun + STEP_S)
         finally:  # also after an error in a callback, or no further line would be parsed
-            self._counted = self._commands()
+            self._last_count = self._count_commands()
             self._is_scheduled = bool(self._reading)
             rest_s = self._rest_s(self._loop.time() - begun)
             if self._reading:
@@ -200,4 +200,4 @@ class CommandScheduler:
         now = self._loop.time()
         self._busy_s = max(0.0, self._busy_s - (now - self._at)) + 2 * took_s
         self._at = now
-        return took_s if self._busy_s > AT_ONCE_S and now - self._others_at < OTHERS_S else 0.0
+        return took_s if self._busy_s > AT_ONCE_S and now - self._short_command_at < OTHERS_S else 0.0

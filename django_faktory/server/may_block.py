@@ -1,4 +1,4 @@
-"""Execute commands that may meet another transaction's lock; each is answered by its own outcome.
+"""Execute commands that may meet another transaction's lock; each gets an answer of its own.
 
 A set waits for locks for `SET_WAIT_S` only. If it meets one, its commands are tried one by one, so that only the
 commands that need the lock fail: their answer is LockTimeout, and `lock_waits` retries them (ADR 0028).
@@ -34,7 +34,7 @@ LAST_BUDGET_S = 5.0
 """Total lock wait of the last attempt of a PUSHB, which stores the jobs that meet no lock."""
 
 LOST_IN_A_ROW = 2
-"""Lost connections in a row after which the other commands of a set fail untried: the database is unavailable."""
+"""Lost connections in a row after which the remaining commands of a set fail without an attempt."""
 
 # The jobs of a PUSH or PUSHB, one report, one heartbeat or registration, or any other call.
 Work = list[JobPayload] | Ack | Failure | Beat | WorkerIdentity | Callable[[], Any]
@@ -116,7 +116,7 @@ def _groups(commands: Sequence[MayBlock]) -> list[list[MayBlock]]:
 
 
 class _Attempts:
-    """The attempts to execute one set; share a lock wait budget and a count of lost connections."""
+    """The attempts to execute one set. They share a lock wait budget and a count of lost connections."""
 
     def __init__(
         self, broker: Broker | None, reset: Callable[[], None] | None = None, *, budget_s: float = SET_BUDGET_S
@@ -133,7 +133,7 @@ class _Attempts:
             return [self._alone(group[0], SET_WAIT_S)]
         answers = self.attempt(group, SET_WAIT_S)  # one command that fails rolls back the whole set
         return [
-            self._alone(command, ALONE_WAIT_S) if _is_worth_a_try_alone(answer) else answer
+            self._alone(command, ALONE_WAIT_S) if _may_succeed_alone(answer) else answer
             for command, answer in zip(group, answers, strict=True)
         ]
 
@@ -160,13 +160,13 @@ class _Attempts:
             self._reset()
             self._lost, self._lost_in_a_row = error, self._lost_in_a_row + 1
             # The commit may have happened: only a repeatable command may run again.
-            is_again = len(group) == 1 and group[0].is_repeatable
-            return self.attempt(group, wait_s) if is_again else [error] * len(group)
+            may_repeat = len(group) == 1 and group[0].is_repeatable
+            return self.attempt(group, wait_s) if may_repeat else [error] * len(group)
         except FaktoryError as error:  # a refusal by the broker: the connection is usable
             return [error] * len(group)
         except Exception:
             self._reset()  # the state of the connection is unknown
-            if len(group) == 1:  # of a larger set each command is tried alone, and the one at fault is logged then
+            if len(group) == 1:  # in a larger set each command is tried alone next, and the one at fault is logged
                 logger.exception("command failed item=%r", group[0])
             return [FaktoryError("internal error")] * len(group)
         self._lost_in_a_row = 0
@@ -207,8 +207,8 @@ def _execute(broker: Broker, group: Sequence[MayBlock]) -> list[Any]:
     return [*execute(broker, [command.work for command in group])]
 
 
-def _is_worth_a_try_alone(answer: Any) -> bool:
-    """Return whether a command may succeed alone: it failed with its set, but not by a lost connection."""
+def _may_succeed_alone(answer: Any) -> bool:
+    """Return whether a command may succeed alone: it failed with its set, but not because of a lost connection."""
     if isinstance(answer, BrokerUnavailable):
         return isinstance(answer, LockTimeout)
     return isinstance(answer, FaktoryError)

@@ -34,7 +34,7 @@ PRIORITY_PAUSE_S = 60.0
 """Seconds without prefetch for a queue after a job with a priority was pushed to it."""
 
 MAX_PAUSED_QUEUES = 1000
-"""Queues with priorities that are remembered individually; beyond this number every queue is treated as one."""
+"""Queues with priorities that are remembered individually; beyond this number prefetch pauses for every queue."""
 
 MAX_UNPRODUCTIVE = 4
 """Consecutive jobs of a queue with a lock or a limiter after which prefetch stops until a plain job is claimed."""
@@ -142,7 +142,7 @@ class PrefetchBuffer:
 
     def _has_job_for(self, now: float, queue: str, wid: str) -> bool:
         jobs = self._jobs.get(queue)
-        # The trust is checked per worker: a quiet worker must get no job, and only the database knows its state.
+        # The trust is checked per worker: a quiet worker must get no job, and only the database has its state.
         if not jobs or now > self._trusted_until.get(wid, 0.0):
             return False
         return now - jobs[0][0] <= HOLD_S  # `_release_old` may be late on a busy event loop
@@ -158,7 +158,7 @@ class PrefetchBuffer:
     ) -> FetchRequest | None:
         """Return the claim to send for this request, or None if the request has to wait.
 
-        It has to wait while jobs of its first queue move to or from the buffer: they come before the jobs in the
+        It has to wait while jobs of its first queue move to or from the buffer: these precede the jobs in the
         database. Jobs claimed in the same exchange need no wait; `earlier_claims` lists its earlier claims. Pass the
         result of the claim to `store_result`.
         """
@@ -181,8 +181,8 @@ class PrefetchBuffer:
             )
         if prefetch_count and queue in self._claiming:
             return None  # a claim of the queue is running: this one could return jobs that come after its jobs
-        # Ask only for queues up to the first one with jobs in the buffer or on their way: those come before all
-        # jobs of later queues.
+        # Ask only for queues up to the first one with jobs in the buffer or on their way: these jobs
+        # precede all jobs of later queues.
         queues = request.queues
         for place, other in enumerate(queues[1:], 1):
             if self._is_moving(other) or self._has_job_for(now, other, request.wid):
@@ -289,7 +289,7 @@ class PrefetchBuffer:
         return self._paused_until[queue] <= self._loop.time()
 
     def clear(self) -> None:
-        """Release all buffered jobs, and those of running prefetches when they arrive."""
+        """Release all buffered jobs, and the jobs of running prefetches when they arrive."""
         self._epoch += 1
         buffered = [job for jobs in self._jobs.values() for _, job in jobs]
         self._jobs.clear()
@@ -320,7 +320,7 @@ class PrefetchBuffer:
             self._release(jobs)
 
     def mark_returned(self, queues: Iterable[str]) -> None:
-        """Note that released jobs of these queues are back in the database, or that their release failed for good."""
+        """Record that released jobs of these queues are back in the database, or that their release failed for good."""
         _take_from(self._returning, set(queues))
 
 

@@ -1,7 +1,7 @@
 """Run the Faktory server: the port, the commit queues, the connections, start and stop.
 
 `Server` is usable in a process of its own or in a thread; `stop` and `drop` may be called from any thread or signal
-handler. `handlers` has the meaning of each verb. ADR 0005 and 0032 explain the commit queues.
+handler. `handlers` implements the verbs. ADR 0005 and 0032 explain the commit queues.
 """
 
 from __future__ import annotations
@@ -51,7 +51,7 @@ LINGER_S = 0.25
 """Seconds in which a stopping server still answers new commands with an error that it stops (W28)."""
 
 LAST_REPLIES_S = 3.0
-"""Seconds it then waits for clients to read their last replies."""
+"""Seconds that a stopping server then waits for clients to read their last replies."""
 
 RELEASE_AGAIN_S = 1.0
 """Seconds between attempts to release jobs while the database is unavailable."""
@@ -60,7 +60,7 @@ LISTEN_S = 60.0
 """Longest wait for one notification; closing the listener ends it early."""
 
 READ_WEIGHT = MAX_SET_WEIGHT // 5
-"""Weight of a read: the event loop writes five answers at a time. QUEUE LATENCY's may have 260 KB, 1 to 2 ms each."""
+"""Weight of a read: the event loop writes five answers at a time. One of QUEUE LATENCY may have 260 KB: 1 to 2 ms."""
 
 UNPAUSED_BULK = 1000
 """Weight of a set of the bulk queue up to which it does not pause: SQLite stores 1,000 jobs in about 40 ms."""
@@ -90,7 +90,7 @@ class NotificationSource(Protocol):
 
 
 class Server:
-    """Serve `broker` at host:port. Port 0 takes a free port; `address` has it once `started` is set.
+    """Serve `broker` at host:port. With port 0 the system chooses a free port; `address` has it once `started` is set.
 
     `shares_port`: other processes may listen there too, and the system divides new connections among them.
     """
@@ -116,7 +116,7 @@ class Server:
         self.started = threading.Event()
         self.command_count = 0
         self.on_scheduled: Callable[[datetime], None] = lambda _: None
-        """Called with the earliest time of newly stored scheduled jobs, so that the scheduler can wake up in time."""
+        """Called with the earliest time of newly stored scheduled jobs, so that maintenance can wake up in time."""
         self._max_connections: int = conf.get("MAX_CONNECTIONS")
         self.line_buffer_limit = LineBufferLimit(LONGEST_AT_ONCE * self.max_command_bytes)
         self._connection_factory = ConnectionFactory(self, tls, limit=self._max_connections)
@@ -128,7 +128,7 @@ class Server:
         self._stop_requested = asyncio.Event()
         self._all_closed = asyncio.Event()
         self._listener_thread: threading.Thread | None = None
-        self._since = time.monotonic()
+        self._created_at = time.monotonic()
 
     def run(self) -> None:
         """Serve until `stop`; blocks. Raises FaktoryError if the address cannot be bound."""
@@ -137,7 +137,7 @@ class Server:
             runner.run(self._serve())
 
     def stop(self) -> None:
-        """Begin to stop: answer accepted commands, end waiting FETCHes without a job, then close everything (W28)."""
+        """Begin to stop: answer accepted commands, answer waiting FETCHes with null, then close everything (W28)."""
         self._is_stopping = True
         self._call_in_loop(self._stop_requested.set)
 
@@ -151,9 +151,9 @@ class Server:
 
     def is_responsive(self, within_s: float) -> bool:
         """Return whether the event loop runs a callback within `within_s` seconds; blocks the calling thread."""
-        came = threading.Event()
-        self._call_in_loop(came.set)
-        return came.wait(within_s)
+        was_run = threading.Event()
+        self._call_in_loop(was_run.set)
+        return was_run.wait(within_s)
 
     # --- called by connections and verbs ---
 
@@ -261,9 +261,9 @@ class Server:
     @property
     def uptime_s(self) -> float:
         """Seconds since the server object was created."""
-        return time.monotonic() - self._since
+        return time.monotonic() - self._created_at
 
-    # --- life ---
+    # --- start and stop ---
 
     async def _serve(self) -> None:
         try:
@@ -394,9 +394,8 @@ class Server:
             commit_queue.return_connections()  # a thread closes its own connection, so the event loop must not use it
             await asyncio.to_thread(commit_queue.close)
         if self._listener_thread:
-            await asyncio.to_thread(
-                self._listener_thread.join, 2.0
-            )  # bounded: a stuck listener must not prevent the exit
+            # Bounded: a stuck listener must not prevent the exit.
+            await asyncio.to_thread(self._listener_thread.join, 2.0)
 
     async def _drain(self) -> None:
         for commit_queue in self._commit_queues * 2:  # twice: a claim that ends may submit jobs to release
@@ -482,10 +481,10 @@ def _read_each(reads: list[_Read], *, reset: Callable[[], None]) -> list[Any]:
     """Return the answer of each call. Equal calls (INFO) run once; calls of disconnected clients are skipped."""
     distinct = list(dict.fromkeys(call for connection, call in reads if not connection.is_disconnected))
     answers = dict(zip(distinct, execute_each(distinct, reset), strict=True))
-    return [answers.get(call, _GONE) for _, call in reads]
+    return [answers.get(call, _DISCONNECTED) for _, call in reads]
 
 
-_GONE = FaktoryError("the client has gone")
+_DISCONNECTED = FaktoryError("the client has disconnected")
 
 
 _REMEDIES = {

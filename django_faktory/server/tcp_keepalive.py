@@ -1,4 +1,4 @@
-"""Detect vanished peers with TCP keepalive."""
+"""Detect vanished peers with TCP keepalive (`keep_alive`)."""
 
 from __future__ import annotations
 

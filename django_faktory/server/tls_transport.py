@@ -19,7 +19,7 @@ from .context import ServerContext
 logger = get_logger(__name__)
 
 SPARE_PLACES = 100
-"""Handshakes beyond MAX_CONNECTIONS, so that rejected clients can read why (W8); over TLS that needs a handshake."""
+"""Handshakes beyond MAX_CONNECTIONS, so that rejected clients can read the error (W8) over TLS."""
 
 _RECORD_BYTES = 64 * 1024
 _MORE_IS_NEEDED = (ssl.SSLWantReadError, ssl.SSLWantWriteError)
@@ -109,12 +109,12 @@ class TlsTransport(asyncio.Transport, asyncio.Protocol):
             self._connection.connection_lost(exc or self._error)
 
     def pause_writing(self) -> None:
-        """Pass on that the client reads its replies too slowly."""
+        """Forward to the Connection that the client reads its replies too slowly."""
         if self._connection:
             self._connection.pause_writing()
 
     def resume_writing(self) -> None:
-        """Pass on that the client has read enough of its replies."""
+        """Forward to the Connection that the client has read enough of its replies."""
         if self._connection:
             self._connection.resume_writing()
 

@@ -1,7 +1,7 @@
 """Remove batches that may have been stored although the client got an error, after a lost database connection.
 
-Such an orphan would keep its parent batch open until it expires. Removal is safe: its id was chosen before the attempt,
-and no client knows it.
+Such an orphan would keep its parent batch open until it expires. `UncertainBatches` removes it by its id, which was
+chosen before the attempt. Removal is safe, since no client has received the id.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ Withdraw = Callable[[Collection[str], Callable[[FaktoryError | None], None]], No
 
 
 class UncertainBatches:
-    """Uncertain batches of the node. `withdraw` runs `Broker.withdraw_batches` and passes its error, or None, on."""
+    """Uncertain batches of the node. `withdraw` calls `Broker.withdraw_batches` and passes an error or None on."""
 
     def __init__(self, withdraw: Withdraw, loop: asyncio.AbstractEventLoop) -> None:
         self._withdraw, self._loop = withdraw, loop

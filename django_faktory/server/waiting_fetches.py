@@ -2,8 +2,8 @@
 
 `FetchQueue` tries a FETCH when it arrives, when a notification names one of its queues, and at each poll; in between it
 costs nothing. The queue names in one claim are bounded, and FETCHes with many names take turns, so that they delay no
-FETCH with few. With the ACK of a job that had a lock, one waiting FETCH is tried in the same transaction, which passes
-the lock to the next job (ADR 0015). Rules: W13 to W15.
+FETCH with few. With the ACK of a job that had a lock, one waiting FETCH is tried in the same transaction, which hands
+the lock over to the next job (ADR 0015). Rules: W13 to W15.
 """
 
 from __future__ import annotations
@@ -71,10 +71,10 @@ class FetchQueue:
         self._has_lock_handoff = supports_lock_handoff
         self._waiting = FetchIndex()
         self._claims_free = width
-        self._is_many_in_claim = False
+        self._runs_claim_with_many = False
         self._poll: asyncio.TimerHandle | None = None
         self._kept: dict[WaitingFetch, float] = {}
-        """FETCHes that were tried in vain, with the times at which they are answered with null, the earliest first."""
+        """FETCHes that got no job at once, and when each is answered with null, earliest first."""
         self._deadline_timer: asyncio.TimerHandle | None = None
         self._delay_timer: asyncio.TimerHandle | None = None
         self._notified_queues: set[str] | None = set()  # None: all queues
@@ -85,7 +85,7 @@ class FetchQueue:
         self._queues_of_lock_holders: dict[str, str] = {}  # jid of each delivered job with a lock -> its queue
 
     def add(self, waiting_fetch: WaitingFetch) -> None:
-        """Try this FETCH now; if it gets no job, keep it for up to two seconds."""
+        """Try this FETCH now; if it gets no job, it waits for up to two seconds."""
         if self._waiting.add(waiting_fetch):
             self._claim()
         else:
@@ -105,9 +105,9 @@ class FetchQueue:
             self._notified_queues = None
         elif self._notified_queues is not None:
             self._notified_queues.update(queues)
-        self._call()
+        self._schedule_try()
 
-    def _call(self) -> None:
+    def _schedule_try(self) -> None:
         if not self._is_scheduled:
             self._is_scheduled = True
             self._loop.call_soon(self._try_notified)  # one claim for all jobs that a transaction stored
@@ -150,7 +150,7 @@ class FetchQueue:
     def _claim(self) -> None:
         if not self._claims_free or self._is_stopping:
             return
-        batch = self._waiting.next_batch(with_many=not self._is_many_in_claim)
+        batch = self._waiting.next_batch(with_many=not self._runs_claim_with_many)
         if not batch:
             return
         served: list[tuple[WaitingFetch, Reservation]] = []
@@ -161,10 +161,10 @@ class FetchQueue:
             if job := self._prefetch_buffer.take(request):
                 waiting_fetch.in_claim = True
                 served.append((waiting_fetch, job))
-            elif sent := self._ask_for(waiting_fetch, request, requests):
+            elif sent := self._prepare_claim(waiting_fetch, request, requests):
                 self._delayed.pop(waiting_fetch, None)
                 waiting_fetch.in_claim = True
-                # Otherwise an empty answer proves nothing about the queues that were left out: the FETCH is retried.
+                # If False, an empty answer proves nothing about the queues that were left out: the FETCH is retried.
                 is_complete = sent.count > 0 and sent.queues == request.queues
                 to_claim.append((waiting_fetch, is_complete))
                 requests.append(sent)
@@ -177,12 +177,12 @@ class FetchQueue:
                 claim.has_many |= len(sent.queues) > FEW_NAMES
                 self._commit_queue.submit(sent, partial(self._on_claimed, claim, waiting_fetch, sent, is_complete))
             # One claim of many names at a time: with two, other commands would find no free thread until one has ended.
-            self._is_many_in_claim |= claim.has_many
+            self._runs_claim_with_many |= claim.has_many
         # Last: an answered client may send its next FETCH at once, which re-enters `_claim`.
         for waiting_fetch, job in served:
             self._answer(waiting_fetch, job)
 
-    def _ask_for(
+    def _prepare_claim(
         self, waiting_fetch: WaitingFetch, request: FetchRequest, earlier_claims: list[FetchRequest]
     ) -> FetchRequest | None:
         if self._loop.time() >= self._delayed.get(waiting_fetch, ("", inf))[1]:
@@ -239,7 +239,7 @@ class FetchQueue:
             if not claim.unanswered:
                 self._claims_free += 1
                 if claim.has_many:
-                    self._is_many_in_claim = False
+                    self._runs_claim_with_many = False
                 if claim.unwanted:
                     self._release(claim.unwanted)
                 self._claim()
@@ -272,16 +272,15 @@ class FetchQueue:
         if self._has_lock_handoff and isinstance(result, Reservation) and result.lock_token is not None:
             self._queues_of_lock_holders[result.jid] = result.queue
             if len(self._queues_of_lock_holders) > MAX_LOCK_HOLDERS:
-                del self._queues_of_lock_holders[
-                    next(iter(self._queues_of_lock_holders))
-                ]  # the oldest; see MAX_LOCK_HOLDERS
+                # The oldest; see MAX_LOCK_HOLDERS.
+                del self._queues_of_lock_holders[next(iter(self._queues_of_lock_holders))]
         waiting_fetch.answer(result)
 
     def _keep_waiting(self, waiting_fetch: WaitingFetch) -> None:
         if not waiting_fetch.is_kept:
             waiting_fetch.is_kept = True
             self._kept[waiting_fetch] = self._loop.time() + WAIT_S
-            # One timer for all: most FETCHes get a job long before, and a timer each takes longer than all the rest.
+            # One timer for all: most FETCHes get a job long before, and a timer for each would cost more than all else.
             if self._deadline_timer is None:
                 self._deadline_timer = self._loop.call_later(WAIT_S, self._expire_due)
         if self._poll is None:
@@ -299,7 +298,7 @@ class FetchQueue:
             del self._kept[waiting_fetch]
         first = next(iter(self._kept.values()), None)
         self._deadline_timer = None if first is None else self._loop.call_later(first - now, self._expire_due)
-        # Last: an answered client may send its next FETCH at once, whose claim may answer others of these.
+        # Last: an answered client may send its next FETCH at once, and its claim may answer other FETCHes in `due`.
         for waiting_fetch in due:
             if waiting_fetch in self._waiting:
                 self._expire(waiting_fetch)
@@ -312,6 +311,6 @@ class FetchQueue:
 
     def _remove(self, waiting_fetch: WaitingFetch) -> None:
         if self._waiting.remove(waiting_fetch):  # there is room for a FETCH with many names now
-            self._call()
+            self._schedule_try()
         self._delayed.pop(waiting_fetch, None)
         self._kept.pop(waiting_fetch, None)

@@ -1,6 +1,6 @@
-"""Records of alarms: workers that were lost, and which alarms a message was sent about.
+"""Record lost workers, and the alarms about which a message was sent.
 
-Every node calls `claim_message`; the row locks let one of them send the message.
+Every node calls `claim_message`; the row locks let one node send the message.
 """
 
 from __future__ import annotations

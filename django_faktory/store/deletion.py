@@ -13,9 +13,9 @@ from .dialects.base import JOB, marks
 def delete_locked(jobs: JobQuerySet, ids: Sequence[int] | None = None) -> int:
     """Delete these jobs, whose rows are locked where the database has row locks; return their number.
 
-    Pass `ids`, those of exactly these rows, if they are known: it saves a query on MariaDB. There a DELETE waits for
-    each locked row that its plan reads. If the jobs are most of a small table, the plan of `jobs.delete()` is a scan of
-    all rows. LIMIT makes it look up each id (MariaDB 10.11).
+    Pass the `ids` of exactly these rows if they are known: it saves a query on MariaDB. There a DELETE waits for each
+    locked row that its plan reads, and if the jobs are most of a small table, `jobs.delete()` scans all rows. With
+    LIMIT it looks up each id (MariaDB 10.11).
     """
     connection = connections[jobs.db]
     if connection.vendor != "mysql":

@@ -143,7 +143,7 @@ def pause(queues: Sequence[str] | None, *, using: str) -> list[str]:
         rows.bulk_create([Queue(name=name) for name in names], ignore_conflicts=True)
         rows.filter(name__in=names, paused_at__isnull=True).update(paused_at=Now())
 
-    _in_chunks(names, pause_names, using)
+    _run_in_chunks(names, pause_names, using)
     return names
 
 
@@ -158,7 +158,7 @@ def resume(queues: Sequence[str] | None, *, using: str) -> list[str]:
     paused = Queue.objects.using(using).filter(paused_at__isnull=False)
     names: list[str] = run(using, lambda _: list(paused.values_list("name", flat=True)), atomic=False)
     resumed = sorted(names if queues is None else {*names} & {*queues})
-    _in_chunks(resumed, lambda chunk: paused.filter(name__in=chunk).update(paused_at=None, used_at=Now()), using)
+    _run_in_chunks(resumed, lambda chunk: paused.filter(name__in=chunk).update(paused_at=None, used_at=Now()), using)
     return resumed
 
 
@@ -253,6 +253,6 @@ def _sizes(names: Sequence[str], state: State, using: str, max_count: int) -> tu
     return " UNION ALL ".join(parts), values
 
 
-def _in_chunks(names: Sequence[str], change: Callable[[Sequence[str]], object], using: str) -> None:
+def _run_in_chunks(names: Sequence[str], change: Callable[[Sequence[str]], object], using: str) -> None:
     for chunk in chunks(names, CHUNK):
         run(using, lambda _, chunk=chunk: change(chunk))  # type: ignore[misc]  # a default is no parameter to mypy

@@ -54,7 +54,7 @@ class SharedRead(Generic[T]):
         """Return the kept result if it is recent enough, otherwise the result of `read`.
 
         With `exact` only a read that began after the call counts, provided that reads take less than `CHEAP_S`; the
-        call then waits at most `COST` times `CHEAP_S`. Raises what `read` raises, also in the callers that waited.
+        call then waits at most `COST` times `CHEAP_S`. Raises the exception of `read`, also in the callers that waited.
         """
         called_at = time.monotonic()
         with self._condition:
@@ -63,7 +63,7 @@ class SharedRead(Generic[T]):
                 if not self._is_reading and pause_s <= 0:
                     self._is_reading = True
                     break
-                # While a read runs its end notifies; otherwise only the time that has passed allows the next read.
+                # The end of a running read notifies; if none runs, the next read may begin after the pause.
                 self._condition.wait(None if self._is_reading else pause_s)
         if result is None:
             result = self._read(read)

@@ -29,8 +29,8 @@ logger = get_logger(__name__)
 
 ATTEMPTS = 6
 DEADLOCK_ATTEMPTS = 12
-"""Attempts if the last one was the victim of a deadlock, which takes no time: MariaDB ends some even of short
-transactions, because it also locks gaps of indexes and the rows that it reads past (ADR 0024)."""
+"""Maximum attempts if the latest one was a deadlock victim, which costs no waiting time. MariaDB has deadlocks even
+between short transactions, because it also locks gaps of indexes and the rows that it reads past (ADR 0024)."""
 MAX_PAUSE_S = 0.32
 RETRY_PAUSES_S = (0.01, 0.03, 0.1, 0.3, 1.0)
 """Pauses of `retry_skipped` in seconds."""
@@ -49,12 +49,12 @@ _refusals_at_connect: WeakKeyDictionary[Any, int] = WeakKeyDictionary()
 """The value of `_refusals` when each connection was made: a smaller value marks a connection to an old primary."""
 
 
-class _OfThread(threading.local):
+class _ThreadState(threading.local):
     lock_wait_s: float | None = None
     """Limit in seconds of `limited_lock_wait`."""
 
 
-_of_thread = _OfThread()
+_thread_state = _ThreadState()
 _lock_waits: WeakKeyDictionary[Any, float] = WeakKeyDictionary()
 """Lock timeout in seconds that is set for a session, by connection; no entry if it is the server's default."""
 
@@ -68,17 +68,17 @@ limit_attempt: Callable[[BaseDatabaseWrapper], AbstractContextManager[object]] =
 def after_commit(alias: str, function: Callable[..., object], *args: Any) -> None:
     """Call the function after the commit of the open transaction, or at once without one; log its exceptions.
 
-    A failure must not reach the caller, whose transaction is committed, nor the functions behind it. Do not pass a
-    `partial` to Django's `on_commit(robust=True)` instead: Django fails as it logs the name of one.
+    A failure must not reach the caller, because the transaction is committed, nor stop later functions. Do not pass a
+    `partial` to Django's `on_commit(robust=True)` instead: Django fails when it logs the name of a `partial`.
     """
     transaction.on_commit(lambda: function(*args), using=alias, robust=True)
 
 
 def retry_skipped(alias: str, step: Callable[[Sequence[U]], Sequence[U]], items: Sequence[U]) -> None:
-    """Call `step` with the items, and again with those that it returns: it skipped a row that is locked elsewhere.
+    """Call `step` with the items, and again with the items it returns, which it skipped because of locked rows.
 
-    Pauses `RETRY_PAUSES_S` between the attempts; what the last one skips is left to a sweep of the maintenance. Inside
-    a transaction it makes one attempt: the locks of the transaction would stay while it waits.
+    Pauses `RETRY_PAUSES_S` between the attempts; items that the last attempt skips are left to a maintenance sweep.
+    Inside a transaction it makes one attempt: the locks of the transaction would stay while it waits.
     """
     for pause_s in (0.0, *RETRY_PAUSES_S):
         time.sleep(pause_s)
@@ -144,16 +144,16 @@ def limited_lock_wait(seconds: float) -> Iterator[None]:
 
     MariaDB counts whole seconds, and does not wait at all for less than 0.1 s. SQLite has its own busy timeout.
     """
-    outer_limit_s = _of_thread.lock_wait_s
-    _of_thread.lock_wait_s = seconds
+    outer_limit_s = _thread_state.lock_wait_s
+    _thread_state.lock_wait_s = seconds
     try:
         yield
     finally:
-        _of_thread.lock_wait_s = outer_limit_s
+        _thread_state.lock_wait_s = outer_limit_s
 
 
 def _raise_lock_timeout(error: Exception) -> None:
-    if error_code(error) in _LOCK_TIMEOUTS and _of_thread.lock_wait_s is not None:
+    if error_code(error) in _LOCK_TIMEOUTS and _thread_state.lock_wait_s is not None:
         raise LockTimeout(f"database unavailable: {first_line(error)}") from error
 
 
@@ -165,7 +165,7 @@ def _limit_lock_wait(connection: BaseDatabaseWrapper, dialect: Dialect) -> str:
     """
     if not dialect.has_lock_wait:
         return ""
-    limit_s = _of_thread.lock_wait_s
+    limit_s = _thread_state.lock_wait_s
     connection.ensure_connection()
     # Django's wrapper may reconnect, so the limit is recorded for the driver's connection.
     driver_connection = connection.connection
@@ -199,7 +199,7 @@ def _execute_verb(
     if snapshot and connection.get_autocommit():
         return _run_in_snapshot(connection, dialect, verb)
     # Usually neither this thread nor any session has a limit.
-    has_limit = _of_thread.lock_wait_s is not None or _lock_waits
+    has_limit = _thread_state.lock_wait_s is not None or _lock_waits
     lock_wait = _limit_lock_wait(connection, dialect) if has_limit else ""
     if not atomic and not lock_wait:
         if not writes:
@@ -275,7 +275,7 @@ def _max_attempts(error: Exception) -> int:
 
 
 def _remedy(error: Exception) -> str:
-    return "; run manage.py migrate" if "no such table: django_faktory" in str(error) else ""  # SQLite's words
+    return "; run manage.py migrate" if "no such table: django_faktory" in str(error) else ""  # SQLite's message
 
 
 def error_code(error: Exception) -> object:

@@ -42,7 +42,7 @@ class JobHistory(NamedTuple):
 
 
 def find_stored(jids: Sequence[str], *, using: str) -> set[str]:
-    """Return those of these jids that are stored, in any state."""
+    """Return the jids among these that are stored, in any state."""
     return set(Job.objects.using(using).filter(jid__in=jids).values_list("jid", flat=True))
 
 
@@ -164,7 +164,7 @@ def hand_over(jobs: JobQuerySet, write: Callable[[Sequence[Job]], None], *, usin
         rows = list(jobs.in_state(*EXPORTED).select_for_update(skip_locked=True)[:limit])
         if not rows:
             return 0
-        # Written there before the rows are deleted here: a crash in between leaves a job in both places, never in none
+        # Written to the target before the rows are deleted here: a crash in between leaves a job in both, never in none
         # (ADR 0018).
         write(rows)
         # The state is checked again: on SQLite the rows are not locked during `write`.

@@ -1,4 +1,7 @@
-"""Worker processes: registration, heartbeats, and which ones are alive or must stop. Rules: W15, W20, W21."""
+"""Worker processes: registration, heartbeats, and which are alive or must stop. Rules: W15, W20, W21.
+
+`register` and `unregister` change the rows, `beat` records heartbeats, `find_stale_wids` lists lost workers.
+"""
 
 from __future__ import annotations
 
@@ -98,7 +101,7 @@ def beat(
         moved = [wid for wid in state_by_wid if states[wid] == state and state_by_wid[wid] != state]
         if moved:
             advance(moved, state, using=using)
-    return [_order_for(beat.wid, states) for beat in beats]
+    return [_reply_to(beat.wid, states) for beat in beats]
 
 
 def _extend(beats: Sequence[Beat], at_least_s: float, *, using: str, now: datetime | None) -> None:
@@ -116,8 +119,7 @@ def _extend(beats: Sequence[Beat], at_least_s: float, *, using: str, now: dateti
 def _find_delivered(wids: Sequence[str], *, using: str) -> list[tuple[str, str, int]]:
     """Return (wid, jid, attempt) of these workers' jobs with a confirmed delivery.
 
-    An unconfirmed claim was perhaps never delivered: the BEAT of a worker that does not know the job must not extend
-    it.
+    A job with an unconfirmed delivery may not have reached the worker, so the worker's BEAT must not extend it.
     """
     if not wids:
         return []
@@ -207,7 +209,7 @@ def _rank(state: str) -> int:
     return _ORDER.get(state, -1)
 
 
-def _order_for(wid: str, states: dict[str, str]) -> FaktoryError | str:
+def _reply_to(wid: str, states: dict[str, str]) -> FaktoryError | str:
     if wid not in states:
         return UnknownWorker(wid)
     return "" if states[wid] == "running" else states[wid]

@@ -1,8 +1,8 @@
 """Encode task arguments that JSON has no type for, and decode them before the call.
 
 Values become readable references: `{"$type": "decimal", "value": "1.20"}`, `{"$model": "shop.order", "pk": 7}`.
-`docs/arguments.md` defines the forms and which clients may write them. Nothing is imported because a job names it: a
-model must belong to an installed app.
+`docs/arguments.md` defines the forms and which clients may write them. A job never causes an import: a model must
+belong to an installed app.
 """
 
 from __future__ import annotations
@@ -123,7 +123,7 @@ def _encode_mapping(value: Mapping[Any, Any]) -> dict[Any, Any]:
 def _encode_reference(instance: models.Model) -> dict[str, Any]:
     label = instance._meta.label_lower  # noqa: SLF001  (Django's documented API)
     if instance.pk is None or instance._state.adding:  # noqa: SLF001  (documented)
-        raise ValueError(f"an unsaved {label}: save it first, so that the worker can find it")
+        raise ValueError(f"an unsaved {label}: save it first, so that the worker can load it")
     reference = {MODEL: label, PK: _encode(instance.pk)}
     alias = router.db_for_write(type(instance), instance=instance)
     # A worker reads from the default alias unless the reference names another one.
@@ -156,7 +156,7 @@ def _decode_typed(name: object, value: Any) -> Any:
     if read_text is None or not isinstance(value, str):
         raise InvalidArgument(
             f'expected {{"$type": one of {", ".join(sorted(_DECODERS))}, "value": a string}}, got $type {name!r:.40} '
-            f"with {describe_value(value)}; a task that takes such JSON as it is says plain_json=True"
+            f"with {describe_value(value)}; to receive such JSON unchanged, set plain_json=True on the task"
         )
     try:
         decoded = read_text(value)
@@ -194,5 +194,5 @@ def _load_instance(label: object, pk: Any, using: object) -> models.Model:
     except ObjectDoesNotExist:
         raise MissingObject(f"{model._meta.label} {HIDDEN if is_on() else key} does not exist any more") from None  # noqa: SLF001
     except (TypeError, ValueError, ValidationError) as error:
-        raise InvalidArgument(f"$model {label!r:.80}: no primary key: {describe_value(key)}") from error
+        raise InvalidArgument(f"$model {label!r:.80}: not a valid primary key: {describe_value(key)}") from error
     return instance

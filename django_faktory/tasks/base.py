@@ -208,8 +208,8 @@ class FaktoryTask(GenericTask[P, R]):
                 raise InvalidTask(f"task {self.module_path}: {written}: expected {option.expected}, got {value!r:.80}")
         if self.limit is not None and self.limit_key is not None and ":" in self.jobtype:
             raise InvalidTask(
-                f"task {self.module_path}: limit_key: expected a task whose name has no colon, which ends names in "
-                f"keys, got {self.jobtype!r:.80}; give it another name="
+                f"task {self.module_path}: limit_key: expected a task name without a colon, because keys have the form "
+                f"NAME:KEY, got {self.jobtype!r:.80}; give it another name="
             )
         if self.atomic and iscoroutinefunction(self.func):
             raise InvalidTask(
@@ -221,7 +221,7 @@ class FaktoryTask(GenericTask[P, R]):
         if timeout is not None and self.reserve_for is not None and self.reserve_for <= timeout:
             raise InvalidTask(
                 f"task {self.module_path}: timeout: expected less than reserve_for ({self.reserve_for} s), got "
-                f"{timeout:g}; leave reserve_for out and it will be long enough"
+                f"{timeout:g}; without reserve_for, the reservation follows the timeout"
             )
         _register(self)
 
@@ -385,7 +385,7 @@ def import_tasks() -> list[tuple[str, Exception]]:
             continue
         try:
             __import__(name)
-        except Exception as error:  # noqa: BLE001  (importing runs anybody's code)
+        except Exception as error:  # noqa: BLE001  (importing runs project code)
             broken.append((name, error))
     return broken
 
@@ -412,8 +412,8 @@ def _register(task: FaktoryTask[..., Any]) -> None:
     # A worker finds one task by name, so two definitions that run differently would be ambiguous.
     elif options_at_run(earlier) != options_at_run(task):
         raise InvalidTask(
-            f"task {task.module_path}: already defined with other options of the run (such as takes_context, "
-            "atomic, timeout or retry_on); a worker finds one task by a name: give one of them another name="
+            f"task {task.module_path}: already defined with other options for the run (such as takes_context, "
+            "atomic, timeout or retry_on); a worker finds one task by name: give one of them another name="
         )
 
 

@@ -90,8 +90,8 @@ class Batch(_ActiveBatch):
     """Group jobs: `with Batch(success=report.callback(42)) as batch: resize.enqueue(1)`.
 
     `complete` is enqueued when every job was executed once. `success` is enqueued when every job has succeeded, and
-    after `complete`. At least one is required: a task, or `task.callback(…)`. A batch made inside of another batch
-    becomes its child.
+    after `complete`. At least one is required: a task, or `task.callback(…)`. A batch that is created inside
+    another batch becomes its child.
 
     If jobs are stored in this project's database, the batch, its jobs and the rows written inside are one transaction,
     and an exception rolls back all of them. On a remote server an exception leaves an uncommitted batch, which expires.
@@ -133,7 +133,7 @@ class Batch(_ActiveBatch):
 
     def __enter__(self) -> Self:
         if self.bid:
-            raise BatchClosed(self.bid, "its `with` was entered before; add to it from its own jobs, by context.batch")
+            raise BatchClosed(self.bid, "it was entered before; add jobs to it from its own jobs, with context.batch")
         parent = current_batch.get()
         store = self._get_store()
         _refuse_open_transaction(store)
@@ -169,7 +169,7 @@ class Batch(_ActiveBatch):
 class RunningBatch(_ActiveBatch):
     """An existing batch: a running job's own (`context.batch`), or one returned by `Batch.find`.
 
-    Jobs enqueued inside of `with context.batch:` join it; use `async with` in a coroutine.
+    Jobs enqueued inside `with context.batch:` join it; use `async with` in a coroutine.
     """
 
     def __init__(self, bid: str, caller_wid: str, store: Callable[[], BatchStore]) -> None:
@@ -243,8 +243,8 @@ def _refuse_open_transaction(store: BatchStore) -> None:
     for alias in () if store.transactional else conf.outbox():
         if connections[alias].in_atomic_block:
             raise FaktoryError(
-                f"a batch on a Faktory server elsewhere: expected no open transaction of {alias!r}, got one; make it "
-                "after the commit, by transaction.on_commit"
+                f"a batch on a remote Faktory server: expected no open transaction of {alias!r}, got one; create it "
+                "after the commit, with transaction.on_commit"
             )
 
 

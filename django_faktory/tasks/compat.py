@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 
 from django.core.exceptions import ImproperlyConfigured
 
-# The condition is a find_spec and not a try: an ImportError inside of django.tasks must not select the backport.
+# The condition is a find_spec and not a try: an ImportError inside django.tasks must not select the backport.
 if TYPE_CHECKING or find_spec("django.tasks"):
     from django.tasks import DEFAULT_TASK_BACKEND_ALIAS, TaskContext, TaskResult, TaskResultStatus, task_backends
     from django.tasks.backends.base import BaseTaskBackend

@@ -1,6 +1,7 @@
 """Collect the cron entries of tasks and settings, and build the job of an entry.
 
-Connects `store.cron.entries` and `store.cron.runs`, which import no task, with the tasks, which import no row.
+`definitions` and `read_definitions` collect the entries, `sync` stores them, `enqueue` and `run_now` push a job.
+Connects tasks with `store.cron.entries` and `store.cron.runs`, which must not import tasks.
 """
 
 from __future__ import annotations
@@ -34,7 +35,7 @@ JOB_MEMBERS = ("retry", "reserve_for", "priority", "backtrace", "custom")
 """Job members that an entry may set if its jobtype is not a task of this project, as in PUSH."""
 
 POLICIES = {"missed": "once", "window": 86_400, "overlap": "allow"}
-"""Policies of an entry that names none."""
+"""Default policies of an entry."""
 
 _KEYS = ("schedule", "zone", "task", "jobtype", "queue", "args", "kwargs", "job", "missed", "window", "overlap")
 

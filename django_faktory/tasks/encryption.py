@@ -64,7 +64,7 @@ def decrypt_arguments(jobtype: str, args: Sequence[Any]) -> tuple[list[Any], dic
     match content:
         case [str(encrypted_for), list(positional), dict(named)] if encrypted_for == jobtype:
             return positional, named
-    raise InvalidPayload("args: they were encrypted for another jobtype, or are no arguments")
+    raise InvalidPayload("args: they were encrypted for another jobtype, or are not arguments")
 
 
 def encrypt_value(value: Any) -> dict[str, str]:
@@ -95,8 +95,8 @@ def _decrypt(token: object) -> Any:
     except InvalidToken:
         count = len(conf.get("ENCRYPTION_KEYS"))
         raise CannotDecrypt(
-            f"none of the {count} keys in FAKTORY['ENCRYPTION_KEYS'] opens what was encrypted: add the key it was "
-            "encrypted with, behind the others"
+            f"none of the {count} keys in FAKTORY['ENCRYPTION_KEYS'] decrypts the data: append the key with which "
+            "it was encrypted"
         ) from None
 
 
@@ -110,8 +110,8 @@ def _fernet(error: type[CannotDecrypt | CannotEncrypt]) -> MultiFernet:
         raise error("cryptography is not installed: pip install django-faktory[crypto]") from None
     except (TypeError, ValueError):  # `from None`: the cause could contain a part of a key
         raise error(
-            "FAKTORY['ENCRYPTION_KEYS']: expected keys of 32 bytes in URL-safe base64, got another text among them; "
-            "Fernet.generate_key() makes one"
+            "FAKTORY['ENCRYPTION_KEYS']: expected keys of 32 bytes in URL-safe base64, got an invalid one; "
+            "create keys with Fernet.generate_key()"
         ) from None
 
 

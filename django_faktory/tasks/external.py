@@ -1,6 +1,6 @@
-"""`push`: enqueue a job that a worker elsewhere runs, in another language or of another project.
+"""Enqueue jobs for workers in another language or of another project, by jobtype: `push` and `apush`.
 
-Imports no model. A job of a task of this project is enqueued by the task, which checks and converts more.
+Imports no model. For a task of this project use its `enqueue`, which checks and converts more.
 """
 
 from __future__ import annotations
@@ -70,7 +70,7 @@ def push(
         retry=max_attempts - 1,
         at=_due_time(run_after),
     )
-    # An outbox answers None here, and logs a refusal by its target later (ADR 0008).
+    # An outbox returns None here, and logs a refusal by its target later (ADR 0008).
     [refusal] = brokers.get_producer().push([job])
     if refusal:
         raise refusal

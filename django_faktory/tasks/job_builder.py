@@ -1,4 +1,7 @@
-"""Builds jobs from calls of tasks: what all jobs of one task share is computed once by `JobBuilder`."""
+"""Build jobs from calls of tasks.
+
+A `JobBuilder` computes once what all jobs of its task share. `backend` keeps one builder for each task.
+"""
 
 from __future__ import annotations
 
@@ -21,10 +24,7 @@ from .options import TIMEOUT_MARGIN_S, to_custom
 
 
 class JobBuilder:
-    """Builds the jobs of one task. A backend keeps it, because what all jobs of the task share is computed once.
-
-    It is valid until the settings change.
-    """
+    """Builds the jobs of one task. Valid until the settings change."""
 
     def __init__(self, task: FaktoryTask[..., Any]) -> None:
         self.task, self.middleware = task, get_middleware()
@@ -46,7 +46,7 @@ class JobBuilder:
         self._custom = None if has_function else to_custom(task, (), {})
 
     def custom(self, args: Sequence[Any], kwargs: Mapping[str, Any]) -> dict[str, Any]:
-        """Return the members of `custom` of a job with these arguments, without those of a batch."""
+        """Return the members of `custom` for a job with these arguments, without `bid`."""
         return to_custom(self.task, args, kwargs) if self._custom is None else self._custom.copy()
 
     def jobs(self, calls: Sequence[Call], enqueued_at: datetime, caller_wid: str = "") -> list[JobPayload]:

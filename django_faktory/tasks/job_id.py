@@ -1,4 +1,4 @@
-"""Create ids of jobs that sort by time. Independent of tasks, brokers and rows."""
+"""Create job ids that sort by time: `new_jid` and `new_jids`. Independent of tasks, brokers and rows."""
 
 from __future__ import annotations
 

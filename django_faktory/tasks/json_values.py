@@ -69,4 +69,6 @@ def _decode_bytes(value: bytes) -> str:
     try:
         return value.decode()
     except UnicodeDecodeError:
-        raise ValueError(f"Unsupported value: {type(value)}: bytes must be UTF-8; encode others, as base64") from None
+        raise ValueError(
+            f"Unsupported value: {type(value)}: bytes must be UTF-8; encode other bytes, for example as base64"
+        ) from None

@@ -1,6 +1,7 @@
 """Limits defined in this project's code and settings; `sync` writes them to the rows.
 
-Connects the rows, which do not know tasks, with the tasks.
+`pause`, `resume`, `set_limit` and `remove_limit` change them at run time. Connects tasks with the rows of limits, which
+must not import tasks.
 """
 
 from __future__ import annotations
@@ -34,8 +35,8 @@ class InvalidDefinition(NamedTuple):
 def pause(*tasks: FaktoryTask[..., Any] | str) -> list[str]:
     """Stop jobs of these tasks from starting, on all workers; return the tasks that were not paused before.
 
-    Running jobs continue, and jobs can be enqueued. A task is given itself or by name, which may belong to a worker in
-    another language.
+    Running jobs continue, and jobs can be enqueued. Each argument is a task, or a name, which may
+    belong to a worker in another language.
     """
     return limit_definitions.pause(map(_jobtype, tasks), using=conf.get("DATABASE"))
 
@@ -99,7 +100,7 @@ def definitions() -> Iterator[LimitDefinition]:
 
 def read_definitions() -> Iterator[LimitDefinition | InvalidDefinition]:
     """Yield each limit, or the problem with it."""
-    # A limit_key limits keys; their kind, the part before the colon, is the jobtype.
+    # With limit_key the limit applies to keys; their prefix, the part before the colon, is the jobtype.
     for task in registered():
         if task.limit is not None:
             scope = Scope.TASK if task.limit_key is None else Scope.KEY
@@ -143,7 +144,7 @@ def _read_entry(key: str, name: object, value: object) -> LimitDefinition | Inva
 
 
 def check_name(scope: str, name: object) -> str:
-    """Return the name if a limit of this scope may have it. Raises InvalidLimit."""
+    """Return the stored form of a name for a limit of this scope. Raises InvalidLimit."""
     try:
         if scope == Scope.QUEUE and isinstance(name, str) and name:
             return queue_name(name)

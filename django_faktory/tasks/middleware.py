@@ -128,7 +128,7 @@ def enqueue(instances: Sequence[Middleware], calls: Sequence[Call], push: Callab
         push()
         return
     # Reached only if a context manager suppressed the error of the push.
-    raise FaktoryError("a middleware swallowed the error of an enqueue: expected it to be raised again")
+    raise FaktoryError("a middleware suppressed the error of an enqueue: expected it to raise the error again")
 
 
 def run(call: Call, function: Callable[[], Any]) -> Any:

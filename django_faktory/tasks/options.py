@@ -1,6 +1,7 @@
 """The table of task options: `OPTIONS` has the rule of each, its member of `custom`, and whether workers read it.
 
-Defaults and types are the fields of `tasks.base.FaktoryTask`. Texts for people: docs/reference/task-options.md.
+`to_custom` writes the options into a job. Defaults and types are the fields of `tasks.base.FaktoryTask`. Documentation:
+docs/reference/task-options.md.
 """
 
 from __future__ import annotations
@@ -16,7 +17,8 @@ from ..core.limits import Allowance, InvalidLimit
 from ..core.payloads import FUNCTION, MAX_BACKTRACE_LINES, MAX_NAME, MAX_RESERVE_FOR, MIN_RESERVE_FOR
 
 TIMEOUT_MARGIN_S = 30
-"""Least seconds by which a reservation exceeds the timeout: the worker must report before the broker reclaims the job.
+"""Minimum seconds by which a reservation exceeds the timeout: the worker must report before the broker reclaims the
+job.
 """
 # The reservation has to cover the timeout, and the protocol reserves a day at most (W9).
 LONGEST_TIMEOUT_S = MAX_RESERVE_FOR - TIMEOUT_MARGIN_S

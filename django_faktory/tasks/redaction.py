@@ -1,4 +1,4 @@
-"""Redacts the arguments of jobs for display, with the project's function `FAKTORY["REDACT"]`. Off by default.
+"""Redact the arguments of jobs for display, with the project's function `FAKTORY["REDACT"]`. Off by default.
 
 Every output of arguments (admin, API, command line, logs, reprs) passes through this module; workers and Faktory
 clients receive them unchanged. If the project's function fails, nothing is shown. Source: docs/security.md, section on
@@ -124,7 +124,7 @@ def _call(setting: str, jobtype: str, text: str) -> str:
         redacted = jsontext.encode(hook(jobtype, jsontext.decode(text)))
         # The result is the project's: deeper JSON would fail later, where the page is rendered.
         jsontext.check_depth(redacted)
-    except Exception as error:  # noqa: BLE001  (anybody's code; its message may quote what it was given)
+    except Exception as error:  # noqa: BLE001  (project code; its message may quote the arguments)
         if str(path) not in _failed:
             _failed.add(str(path))
             logger.error(  # noqa: TRY400

@@ -1,4 +1,7 @@
-"""Problems of functions as tasks beyond Django's own checks, and remedies for Django's error messages."""
+"""Find problems of tasks that Django's own checks miss, and add remedies to Django's error messages.
+
+`FaktoryBackend.validate_task` calls `problem_with` and `remedy_for`.
+"""
 
 from __future__ import annotations
 
@@ -12,18 +15,19 @@ from .compat import Task
 
 
 def problem_with(task: Task[..., Any]) -> str:
-    """Return the problem of a task that Django accepts, or fails on unclearly; "" if there is none."""
+    """Return a problem that Django does not detect or reports unclearly; "" if there is none."""
     if not isinstance(task.priority, int | float):
         return f"priority: expected a whole number from -100 to 100, got {task.priority!r:.80}"
-    return _problem_with_function(task.func) if inspect.isfunction(task.func) else ""  # Django reports others well
+    # Django's own messages about other callables are clear.
+    return _problem_with_function(task.func) if inspect.isfunction(task.func) else ""
 
 
 @lru_cache(maxsize=4096)  # called at each enqueue, and functions do not change
 def _problem_with_function(func: FunctionType) -> str:
     if func.__module__ == "__main__":
         return (
-            "it is defined in the program that was started, which no worker imports; move it to a module, such as the "
-            "tasks.py of an app"
+            "it is defined in the main program, which workers do not import; move it to a module, such as the tasks.py "
+            "of an app"
         )
     if inspect.isgeneratorfunction(func) or inspect.isasyncgenfunction(func):
         return "expected a function that returns, got a generator: its body would never run; collect what it yields"
@@ -47,10 +51,10 @@ def remedy_for(message: str, *, alias: str, queues: Collection[str]) -> str:
     if "module level" in message:
         return " A worker finds it by its name: move it out of the function or class around it."
     if "first argument" in message:
-        return " Begin its arguments with it: def task(context, …)."
+        return " Make it the first argument: def task(context, …)."
     if "aware" in message:
-        return " Give it a timedelta, or timezone.now() + timedelta(…) of django.utils."
+        return " Pass a timedelta, or timezone.now() + timedelta(…) of django.utils."
     if message.startswith("Queue "):
         names = ", ".join(sorted(map(str, queues)))
-        return f" TASKS[{alias!r}]['QUEUES'] has {names}: add it there, or let it be [] to allow any."
+        return f" TASKS[{alias!r}]['QUEUES'] has {names}: add it there, or set it to [] to allow any."
     return ""

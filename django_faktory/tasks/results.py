@@ -1,4 +1,4 @@
-"""Converts jobs, stored or running, to Django's TaskResult: `result_of` and `running_result`.
+"""Convert jobs, stored or running, to Django's TaskResult: `result_of` and `running_result`.
 
 Reads rows it receives and imports no model, because backends are built while apps are loading. Statuses:
 `docs/tasks.md`.
@@ -97,7 +97,7 @@ class ParsedCall(msgspec.Struct):
 
     @property
     def timeout(self) -> float | None:
-        """The timeout that was set for this job alone; None also for a value of another client that is none."""
+        """The timeout that was set for this job alone; None also for an invalid value of another client."""
         seconds: Any = self.custom and self.custom.timeout
         return seconds if is_timeout(seconds) else None
 
@@ -361,7 +361,7 @@ def _failed_runs(runs: list[Attempt]) -> list[Attempt]:
 
 
 def _first_start(history: list[Attempt]) -> datetime | None:
-    """Return when the first run started, by a history; None if the history does not contain it."""
+    """Return when the first run of a history started; None if the history does not contain the time."""
     return _parse_instant_or_none(history[0].started_at) if history else None
 
 

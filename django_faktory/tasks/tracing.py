@@ -45,7 +45,7 @@ def use_context(values: Mapping[str, Any]) -> Iterator[None]:
     try:
         yield
     finally:
-        # A worker's thread runs job after job, and must not keep the ids of the last one.
+        # A worker's thread runs one job after the other, and must not keep the ids of the previous job.
         for variable, token in tokens:
             variable.reset(token)
 

@@ -1,1 +1,1 @@
-"""Run jobs in worker processes, with several threads each. Uses the `Broker` port only."""
+"""Run jobs in worker processes, with several threads each. Uses the broker through `WorkerBroker` only."""

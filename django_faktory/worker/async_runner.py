@@ -1,4 +1,4 @@
-"""Run `async def` tasks on one event loop in one thread (`EventLoop`). Knows no broker.
+"""Run `async def` tasks on one event loop in one thread (`EventLoop`). Independent of the broker.
 
 The first async task starts the loop's thread and a second thread, which logs a warning when a coroutine blocks the
 loop. Processes without async tasks have neither.
@@ -24,7 +24,7 @@ from .loop_watch import LoopWatch
 logger = get_logger(__name__)
 
 CHECK_EVERY_S = 0.5
-"""Seconds between two checks whether the loop is blocked; no check runs while no coroutine does."""
+"""Seconds between two checks whether the loop is blocked; no check runs while there is no coroutine."""
 
 MAX_NAMED = 5
 """Maximum number of jids in the warning about a blocked loop."""

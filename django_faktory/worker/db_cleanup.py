@@ -1,7 +1,7 @@
 """Clean up the database connections of a thread between two jobs.
 
-`reset_connections` is the main function. It sends no query, and keeps healthy connections open from job to job whatever
-CONN_MAX_AGE is, since a worker has no end of a request that would close them. Knows no job.
+`reset_connections` is the main function. It sends no query, and keeps healthy connections open from job to job.
+CONN_MAX_AGE has no effect here: Django applies it at the end of a request, and a worker has no requests.
 """
 
 from __future__ import annotations
@@ -44,7 +44,7 @@ ASYNC_THREAD = "faktory-async"
 
 
 class _Thread(threading.local):
-    """This thread's connections of all aliases, opened or not."""
+    """A thread's connections of all aliases, opened or not."""
 
     connections: Sequence[BaseDatabaseWrapper] | None = None
 
@@ -74,7 +74,7 @@ def _set_up(connection: BaseDatabaseWrapper, **_: object) -> None:
     is_own = name.startswith(OWN_THREADS) and not name.startswith((JOB_THREAD, ASYNC_THREAD))
     if is_own and connection.vendor == "postgresql" and not is_pooled(connection.connection):
         with connection.cursor() as cursor:
-            # A disabled scan that is the only way has such a high cost that PostgreSQL would compile the plan.
+            # If a disabled scan is the only possible plan, its cost is so high that PostgreSQL would compile the plan.
             cursor.execute("SET enable_seqscan = off; SET jit = off")
 
 
@@ -86,8 +86,8 @@ def in_transaction() -> frozenset[str]:
 def reset_connections(outer_aliases: frozenset[str] = NO_ALIASES) -> list[str]:
     """Reset this thread's connections for the next job; return the aliases of transactions left open.
 
-    Rolls open transactions back, including those that `set_autocommit(False)` began. Closes a connection that had an
-    error or that has autocommit turned off; Django reopens it at its next use. `outer_aliases` names connections that
+    Rolls open transactions back, also if `set_autocommit(False)` began them. Closes a connection that had an error or
+    that has autocommit turned off; Django reopens it at its next use. `outer_aliases` names connections that
     were in a transaction before the job: these belong to the caller and stay untouched.
     """
     left_open = []
@@ -117,9 +117,9 @@ def reset_connections(outer_aliases: frozenset[str] = NO_ALIASES) -> list[str]:
 async def reset_connections_async() -> list[str]:
     """Run `reset_connections` in the thread of this loop's ORM calls if a task there turned autocommit off.
 
-    Returns the aliases left open. All async tasks share that thread of asgiref's, so each later one would write in the
-    open transaction and lose its rows with it. The thread is entered only if necessary, because that costs more than a
-    short task takes.
+    Returns the aliases left open. All async tasks share that thread of asgiref's, so each later task would write in the
+    open transaction and lose its rows when it is rolled back. The thread is entered only if necessary, because that
+    costs more than a short task takes.
     """
     loop = asyncio.get_running_loop()
     if loop not in _async_connections:
@@ -171,11 +171,11 @@ def _has_uncommitted(connection: BaseDatabaseWrapper) -> bool:
     if not _has_changed_autocommit(connection):
         return False
     with suppress(Exception):  # each driver raises its own error if the connection is closed
-        return _is_begun(connection)
+        return _is_transaction_open(connection)
     return True
 
 
-def _is_begun(connection: BaseDatabaseWrapper) -> bool:
+def _is_transaction_open(connection: BaseDatabaseWrapper) -> bool:
     session: Any = connection.connection
     if connection.vendor == "postgresql":
         return bool(session.info.transaction_status != _IDLE)

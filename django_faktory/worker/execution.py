@@ -1,9 +1,8 @@
 """Run one reserved job: parse it, look up its task, call it, and build the report of its end.
 
 `prepare` returns an `Execution`; `Execution.run` and `Execution.arun` run it. Every exception of a task becomes a
-report (Failure or Interruption); none leaves this module, except cancellations of a coroutine from outside. Knows no
-SQL and no FWP; `lifecycle` has the retry rules, which the store applies; `reporter` sends the
-report to the broker.
+report (Failure or Interruption); none leaves this module, except cancellations of a coroutine from outside. Independent
+of SQL and FWP. The store applies the retry rules of `lifecycle`; `reporter` sends the report to the broker.
 """
 
 from __future__ import annotations
@@ -79,7 +78,7 @@ _is_async = functools.cache(inspect.iscoroutinefunction)
 
 
 def prepare(reservation: Reservation) -> Execution | Failure:
-    """Parse the job and find its task; return a Failure if one of them is impossible."""
+    """Parse the job and find its task; return a Failure if either fails."""
     try:
         call = call_of(reservation.text)
         return Execution(reservation, call, lookup(call.jobtype))
@@ -135,7 +134,7 @@ class Execution:
 
     @property
     def has_succeeded(self) -> bool:
-        """True once the task has returned and its end is reported or can be."""
+        """True once the task has succeeded; its report may not have been sent yet."""
         return self.result.status is TaskResultStatus.SUCCESSFUL
 
     @property
@@ -212,7 +211,7 @@ class Execution:
             if job_transaction is None or not job_transaction.is_committed:
                 raise
             logger.exception("job is done, but a hook that ran after its commit failed jid=%s", self.reservation.jid)
-        # A block that the task left open was ended in place of the one opened here.
+        # The task left an atomic block open: the exit above ended that block instead of the one opened here.
         if job_transaction and not (job_transaction.is_committed or job_transaction.is_nested):
             _refuse_open_transactions(reset_connections(aliases_before))
         return report
@@ -290,7 +289,7 @@ class Execution:
         log = lines_of(self.control)  # before this worker logs the failure
         errtype = _get_error_name(error)
         message, lines = _describe_error(error), _format_backtrace(error, self._call.backtrace or 0)
-        # Before `_choose_verdict` and `_choose_delay_s`: a backoff function sees this error among those of the result.
+        # Before `_choose_verdict` and `_choose_delay_s`: a backoff function sees this error among the result's errors.
         self.result.errors.append(task_error(Attempt(job.wid, errtype, message, lines)))
         verdict = self._choose_verdict(error)
         self._is_last_attempt = self._ends_job(verdict)
@@ -387,7 +386,7 @@ def _refuse_open_transactions(aliases: list[str]) -> None:
 
 
 def _reset_async_connections() -> None:
-    # Atomic blocks found here belong to the owner of this thread: those of async tasks end within one call.
+    # Atomic blocks found here belong to the owner of this thread: the blocks of async tasks end within one call.
     reset_connections(in_transaction())
 
 
@@ -454,7 +453,7 @@ def _log_retry(task: FaktoryTask[..., Any], result: TaskResult[..., Any], error:
         "job failed, runs again jid=%s jobtype=%s attempt=%d error=%s",
         result.id,
         task.jobtype,
-        # Not that of the reservation, which also counts claims that were released.
+        # Not the attempt of the reservation, which also counts claims that were released.
         result.attempts,
         ascii(_describe_error(error)[:200]),
         exc_info=None if is_requested else (type(error), error, _skip_own_frames(error)),

@@ -1,8 +1,8 @@
 """Fetch jobs while threads have room for them, and release jobs that no thread has begun.
 
 `Fetcher` is the loop of one thread. A broker that answers at once is asked again when a notification comes or a poll is
-due. A `blocking` broker, where FETCH itself waits, is asked for one job at a time, and no job is released to it. Knows
-no task.
+due. A `blocking` broker, whose FETCH waits for a job, is asked for one job at a time, and takes no jobs back.
+Independent of tasks.
 """
 
 from __future__ import annotations
@@ -33,8 +33,8 @@ class Fetcher:
     """Fetch jobs in a loop while `may_fetch` returns True; `run` is the target of a thread.
 
     With `on_drained` the loop ends, and calls it, when no job is ready or running. `queue_limits` maps queues to the
-    number of jobs that this worker may hold. `is_reported` returns whether the broker knows the end of each job that
-    has ended.
+    number of jobs that this worker may hold. `is_reported` returns whether the broker has recorded the end
+    of each job that has ended.
     """
 
     def __init__(
@@ -103,7 +103,7 @@ class Fetcher:
         """
         if not self._buffer.had_locks(ack.jid for ack in acks) or not self._broker.supports_lock_handoff:
             return self._broker.ack(acks)
-        # The thread that fetches holds it while it waits for the broker; reports must not wait for that.
+        # The thread that fetches has this lock while it waits for the broker; reports must not wait for that.
         if not self._fetching.acquire(blocking=False):
             return self._broker.ack(acks)
         try:
@@ -132,7 +132,7 @@ class Fetcher:
 
     def _run_round(self, listener: Listener) -> None:
         room = self._buffer.wait_for_room(STUCK_S)
-        # Before the check of `room`: there is none while a suspect is here, and it must still be begun.
+        # Before the check of `room`: while a suspect is here there is no room, but the suspect must still be begun.
         self._check_suspect()
         if not self._broker.blocking and self._release_stuck():
             return
@@ -246,7 +246,7 @@ class Fetcher:
         return bool(stuck)
 
     def _release(self, jobs: Sequence[Reservation]) -> None:
-        """Release jobs, and those of failed releases. Errors keep them for the next call.
+        """Release these jobs, and the jobs of failed releases. If it fails, the next call releases them.
 
         Called by the threads that fetch and that report.
         """
@@ -256,8 +256,8 @@ class Fetcher:
             return
         try:
             self._broker.release(due)
-        except Exception as error:  # noqa: BLE001  (a loop)
-            # They will not run here. At worst `bye`, or the loss of this worker, returns them to their queues.
+        except Exception as error:  # noqa: BLE001  (the loop must survive)
+            # These jobs will not run here. At worst `bye`, or the loss of this worker, returns them to their queues.
             logger.warning("jobs could not be released yet count=%d error=%s", len(due), error)
             with self._release_lock:
                 self._unreleased += due

@@ -1,4 +1,7 @@
-"""Send a worker's heartbeat: it extends the leases of its jobs and returns orders. Rules: W19 to W21."""
+"""Send a worker's heartbeats (`Heartbeat`). Rules: W19 to W21.
+
+A BEAT extends the leases of the worker's jobs, and its reply may carry an order: to become quiet or to terminate.
+"""
 
 from __future__ import annotations
 
@@ -18,7 +21,7 @@ from .outage_pause import OutagePause
 logger = get_logger(__name__)
 
 FRESH_BEATS = 2
-"""A wid lives at least this many beat intervals after its latest BEAT (check W004)."""
+"""A wid counts as alive for at least this many beat intervals after its latest BEAT (check W004)."""
 
 QUIET, TERMINATE, LOST = "quiet", "terminate", "lost"
 
@@ -27,8 +30,8 @@ class Heartbeat:
     """Send a BEAT every `interval_s`; `run` is the target of a thread.
 
     `on_order` is called with QUIET, TERMINATE or LOST. `held_attempts` returns jid and attempt of the jobs in this
-    process. A BEAT extends only jobs that were here at the BEAT before too: a claim reserves a job for longer than
-    that, and so the BEATs of a worker with short jobs name none.
+    process. A BEAT names, and so extends, only jobs that were already here at the BEAT before: a claim reserves a job
+    for longer than one interval. The BEATs of a worker with short jobs name none.
     """
 
     def __init__(
@@ -66,8 +69,8 @@ class Heartbeat:
     def is_fresh(self) -> bool:
         """Return whether the broker has recently accepted a BEAT of this worker.
 
-        A process that did not run for a while must check this before it fetches: its wid may already count as lost, and
-        then no later loss of the wid would return the new jobs.
+        A process that was suspended must check this before it fetches: its wid may already count as lost, and then no
+        later loss of the wid would return the new jobs to their queues.
         """
         return time.monotonic() - self._answered_at < FRESH_BEATS * self._interval_s
 
@@ -82,7 +85,7 @@ class Heartbeat:
         self._due.set()
 
     def beat(self) -> None:
-        """Send one BEAT and pass on the order in its answer. Never raises."""
+        """Send one BEAT and call `on_order` with the order in its reply. Never raises."""
         self._pause_s = self._interval_s
         attempts = self._held_attempts()
         still_held, self._previous_attempts = tuple(sorted(attempts & self._previous_attempts)), attempts
@@ -90,7 +93,7 @@ class Heartbeat:
         try:
             [answer] = self._broker.beat([beat])
         except FaktoryError as error:
-            # Sooner than usual: without an accepted BEAT the wid lives for a few intervals only.
+            # Sooner than usual: without an accepted BEAT the wid counts as lost after a few intervals.
             self._pause_s = min(self._interval_s, self._outage_pause.record_failure(error))
             return
         except Exception:  # the loop must survive: a worker without BEATs loses its jobs

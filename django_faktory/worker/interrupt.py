@@ -42,15 +42,15 @@ class InterruptibleControl(Control):
         self.began_at = time.monotonic()
         self.cancelled_at = self.stopped_at = float("inf")
         self.timeout_s: float | None = None
-        """Seconds that the run may take; None: any number."""
+        """Seconds that the run may take; None means no limit."""
         self.reason: FaktoryError | None = None
-        """Why the job was stopped; None while it was not."""
+        """Why the job was stopped; None if it was not."""
         self.was_dropped = False
         """True if Python has dropped the interruption; see `install`."""
         self.was_interrupted = False
         """True if its thread was interrupted, which may have left its resources in any state."""
         self.log: JobLog | None = None
-        """The lines that the task has logged; None while there are none."""
+        """The lines that the task has logged; None if there are none."""
         self.take_progress: Callable[[], TrackUpdate | None] = _nothing_to_write
         """Returns progress of the job that is not written yet."""
         self._lock = threading.Lock()

@@ -1,6 +1,6 @@
 """Call a task's function with decoded arguments, inside the middleware and so that it can be stopped.
 
-Entry points are `call` (threads) and `acall` (event loop). Knows neither reports nor brokers.
+Entry points are `call` (threads) and `acall` (event loop). Independent of reports and brokers.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """Store the jobs that a worker has, waiting for a thread or running (`JobBuffer`).
 
-Each job leaves once: the lock of `JobBuffer` decides which thread reports a job that ends while the worker gives up
-on it. Knows no broker.
+Each job is removed exactly once: if a job ends while the worker gives it up, the lock of `JobBuffer` decides which
+thread reports it. Independent of the broker.
 """
 
 from __future__ import annotations
@@ -77,7 +77,7 @@ class JobBuffer:
         return not self._waiting.empty()
 
     def add(self, jobs: Sequence[Reservation]) -> bool:
-        """Store fetched jobs. Return False, without effect, if it is too late or a job here runs alone."""
+        """Store fetched jobs. Return False, without effect, if the buffer is closed or a job here runs alone."""
         with self._lock:
             if self._is_closed or self._lone_job is not None:
                 return False
@@ -106,8 +106,8 @@ class JobBuffer:
     def settle_alone(self, *, is_reported: bool) -> None:
         """Begin the job that runs alone when no other job is left; make room when it has ended.
 
-        Does nothing until `is_reported`, which is True when the broker knows the end of every ended job: if the process
-        died earlier, a job that has done its work would count a loss.
+        Does nothing until `is_reported`, which is True when the broker has recorded the end of every ended job: if the
+        process died earlier, a job that has done its work would count a loss.
         """
         with self._lock:
             if self._lone_job is None or not is_reported:
@@ -121,7 +121,7 @@ class JobBuffer:
                 self._changed.notify_all()
 
     def take_overdue(self) -> Reservation | None:
-        """Remove and return the job that is to run alone if it has waited too long for the other jobs."""
+        """Remove and return the job that should run alone if it has waited too long for the other jobs."""
         return self._take_pending() if time.monotonic() >= self._overdue_at else None
 
     def report(self, report: Failure) -> None:
@@ -177,7 +177,7 @@ class JobBuffer:
                 if job.lock_token is not None and isinstance(report, Ack):
                     self._unlocking.add(report.jid)
                 self.report_count += 1
-                # Before `put`: the reporter may finish with it at once.
+                # Before `put`: the reporter may send and forget the report at once.
                 self._unreported[id(report)] = report
                 self.finished.put(report)
             if self._waiters and (not self._jobs or self._room()):
@@ -190,7 +190,7 @@ class JobBuffer:
     def had_locks(self, jids: Iterable[str]) -> bool:
         """Return whether one of these jobs had a lock. Called before their ACKs are sent.
 
-        True once for each job: it forgets the jobs it returns True for.
+        Returns True only once for each job.
         """
         # Nearly all jobs have no lock: they pay for this check only (ADR 0015).
         if not self._unlocking:
@@ -230,7 +230,7 @@ class JobBuffer:
                 end_marks += 1
             else:
                 jobs.append(job)
-        # The Nones belong to threads that end, so they go back.
+        # Each None ends one thread, so they are put back.
         for _ in range(end_marks):
             self._waiting.put(None)
         with self._lock:
@@ -239,7 +239,7 @@ class JobBuffer:
         return jobs
 
     def abandon(self) -> list[Reservation]:
-        """Give up all jobs and return them: no report of theirs counts, and no job is accepted any longer."""
+        """Give up all jobs and return them: later reports of them are dropped, and no further job is accepted."""
         with self._lock:
             self._is_closed = True
             jobs = list(self._jobs.values())

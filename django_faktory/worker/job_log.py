@@ -1,7 +1,7 @@
 """Keep the latest lines that a task logs while it runs, for the report of its end (ADR 0040).
 
 A job that logs nothing pays for one context variable. Lines of all loggers count, in the thread or asyncio task of the
-job and in what inherits its context. Knows no broker and no SQL.
+job, and in threads and tasks that inherit its context. Independent of brokers and SQL.
 """
 
 from __future__ import annotations
@@ -24,20 +24,20 @@ MAX_LOG_BYTES = 8 * 1024
 NAMES_OF_TASKS = ("django.tasks", "django_tasks")
 """Loggers of Django and its backport that log the state of each task as it starts and ends.
 
-Django's default settings enable the first one: every job would keep two lines of what its timeline shows.
+Django's default settings enable the first one: every job would keep two lines that repeat its timeline.
 """
 
 _original_factory: Any = None
 
 
 class HasLog(Protocol):
-    """The control of a running job."""
+    """A control of a running job, which has the lines that the job logs."""
 
     log: JobLog | None
 
 
 running_control: ContextVar[HasLog | None] = ContextVar("django_faktory_job_log", default=None)
-"""The job that keeps the lines of the current context. Set without a call of this module, because every job does."""
+"""The job that keeps the lines of the current context. Set directly, since a function call would slow every job."""
 
 
 class JobLog:
@@ -65,7 +65,7 @@ class JobLog:
 
     def lines(self) -> tuple[str, ...]:
         """Return the lines, oldest first, after a line that counts the dropped ones."""
-        kept = tuple(self._lines[:])  # one step: a job that was given up may still be logging
+        kept = tuple(self._lines[:])  # one atomic step: a job that was given up may still be logging
         return (f"… {self._omitted} earlier line{'s' * (self._omitted > 1)}", *kept) if self._omitted else kept
 
 
@@ -98,7 +98,7 @@ def _make_record(*args: Any, **kwargs: Any) -> logging.LogRecord:
 
 
 def _choose_limit() -> int:
-    # What is never shown is not stored either.
+    # Lines that are never shown are not stored.
     return int(conf.get("LOG_LINES")) if redaction.shows_log() else 0
 
 
@@ -108,7 +108,7 @@ def _format(record: logging.LogRecord) -> str:
         error = record.exc_info[1] if record.exc_info else None
         if error is not None:
             message = f"{message}: {type(error).__qualname__}: {error}"
-    except Exception:  # noqa: BLE001  (the arguments and their texts are the project's)
+    except Exception:  # noqa: BLE001  (the project's code formats the arguments)
         message = "<a message that cannot be formatted>"
     at = datetime.fromtimestamp(record.created, UTC).isoformat(timespec="milliseconds")[:23]
     return cut(

@@ -25,7 +25,7 @@ class MonitorLimits(NamedTuple):
     """Time limits of the monitor, in seconds."""
 
     query_every_s: float = 2.0
-    """Interval of the query which jobs are cancelled. Jobs that have run for less than half of it are left out."""
+    """Interval of the query for cancelled jobs. It leaves out jobs that have run for less than half of this time."""
     cancel_grace_s: float = 10.0
     """Time for a function that takes the context to see its cancellation before it is stopped."""
     stop_grace_s: float = 5.0
@@ -127,7 +127,7 @@ class JobMonitor:
         if now >= control.stopped_at + self._limits.stop_grace_s and control.reason is not None:
             self._give_up_job(execution, control.reason)
         elif control.was_dropped:
-            # Only then: a second interruption could hit the task's clean-up.
+            # Only if it was dropped: a second interruption could hit the task's clean-up.
             control.stop_again()
         elif control.reason is None and now >= self._cancel_at(execution):
             control.stop(Cancelled("cancelled while it ran"))

@@ -1,7 +1,7 @@
 """Renew the leases of the locks of a worker's jobs and record the locks that are lost.
 
 `LockRenewer` is the loop of one thread. It sends no statement while no job has a lock. An error costs one renewal, and
-the next one comes sooner. Does not know when a job ends.
+the next one comes sooner.
 """
 
 from __future__ import annotations

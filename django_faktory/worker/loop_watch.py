@@ -1,4 +1,4 @@
-"""Log a warning while an event loop is blocked: which task, its stack, and for how long (`LoopWatch`)."""
+"""Log a warning while an event loop is blocked: the task, its stack, and the duration (`LoopWatch`)."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ BLOCKED_S = 1.0
 """Seconds without an answer after which an event loop counts as blocked."""
 
 BACKOFF = 3
-"""Each further warning of one block comes this many times later than the warning before."""
+"""Factor by which the time of each further warning grows while the loop stays blocked."""
 
 
 class LoopWatch:

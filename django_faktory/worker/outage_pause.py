@@ -1,6 +1,6 @@
-"""Pauses of the loops of a worker during an outage of the broker, with backoff (`OutagePause`).
+"""Compute the pauses of a worker's loops during an outage of the broker, with backoff (`OutagePause`).
 
-Logs one line when the outage begins and one when it ends. Knows no broker and no job.
+Logs one line when the outage begins and one when it ends. Independent of brokers and jobs.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """Compute how many jobs a worker may have: one for each thread, plus a prefetch of fast jobs. Pure.
 
-`PrefetchWindow` prefetches only what the threads finish within `HORIZON_S`, since a job that waits here while another
-worker is idle is late. A worker starts with one job and doubles the number with each job that ends: if a job kills the
+`PrefetchWindow` allows only jobs that the threads will finish within `HORIZON_S`, since a job must not wait here while
+another worker is idle. A worker starts with one job and doubles the number with each job that ends: if a job kills the
 process, the next process runs it alone, and no other job counts the loss (W20). This lasts `CAUTIOUS_S` only, because
 otherwise one long job would keep all other threads idle.
 """
@@ -24,7 +24,7 @@ SHARE = 0.1
 
 
 class PrefetchWindow:
-    """Track durations of jobs and compute the room for more.
+    """Track the durations of jobs and compute how many more to fetch.
 
     `max_prefetch` is the maximum number of jobs beyond `concurrency`.
     """

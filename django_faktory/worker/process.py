@@ -1,4 +1,4 @@
-"""Exit codes and ids of worker processes."""
+"""Exit codes of worker processes, and their ids (`new_wid`)."""
 
 from __future__ import annotations
 

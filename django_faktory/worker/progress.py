@@ -22,7 +22,7 @@ WRITE_EVERY_S = 1.0
 """Minimum seconds between two writes."""
 
 SETTLE_S = 2.0
-"""How long the end of a job waits for a write of its earlier progress that is under way."""
+"""Seconds that the end of a job waits for a running write of its earlier progress."""
 
 IDLE_S = 10.0
 """Seconds without progress after which the connection is closed."""
@@ -54,7 +54,7 @@ class ProgressWriter:
     def settle(self, jids: Collection[str]) -> None:
         """Write the latest progress of these jobs. Call it before their ends are reported.
 
-        Later the broker would refuse it. Sends nothing if there is no new progress.
+        After the end the broker would refuse the progress. Sends nothing if there is no new progress.
         """
         # Without the lock: these jobs have ended, so they report no further progress.
         if not self._latest and not self._writing:

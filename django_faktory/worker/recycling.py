@@ -1,6 +1,6 @@
 """Decide when a worker process is replaced: after a number of jobs or above a memory size (`RecyclePolicy`).
 
-Ends nothing itself. Rules: `docs/workers.md`, "Fresh processes".
+Does not end the process itself. Rules: `docs/workers.md`, "Fresh processes".
 """
 
 from __future__ import annotations
@@ -46,12 +46,12 @@ class RecyclePolicy:
 
     def count_job(self) -> str:
         """Count an ended job; return the reason once when a bound is reached, else ""."""
-        # The usual case: threads need not wait for each other at the end of each job.
+        # The usual case, without the lock: threads need not wait for each other at the end of each job.
         if self._max_jobs is None and self._max_rss is None:
             return ""
         with self._lock:
             self._jobs += 1
-            # Once: the worker already leaves, and the jobs that end meanwhile must not order it again.
+            # Only once: jobs that end while the worker already leaves must not order its replacement again.
             reason = "" if self._has_returned_reason else self._find_reason()
             self._has_returned_reason |= reason != ""
         return reason

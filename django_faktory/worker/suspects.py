@@ -1,7 +1,7 @@
-"""Recognize jobs that lost their worker twice. Each runs alone, so that a third loss blames one job (W20).
+"""Recognize jobs that lost their worker twice. Each runs alone, so that a third loss identifies one job (W20).
 
 Reads the losses from the job's history, which a claim returns for jobs that have one, so that plain jobs cost nothing.
-A Faktory server elsewhere sends no history; its jobs are never suspects.
+Another Faktory server sends no history; its jobs are never suspects.
 """
 
 from __future__ import annotations
@@ -16,8 +16,8 @@ WAIT_S = 10.0
 """Minimum seconds that a suspect waits in its process for the other jobs; the process fetches nothing meanwhile."""
 
 SHARE = 0.5
-"""The wait grows to this part of the time since the latest loss. Otherwise a suspect would never run where every
-process always has a job of a minute.
+"""The wait grows to this part of the time since the latest loss. Otherwise a suspect would never run if every
+process always has a job that takes a minute.
 """
 
 PAUSE_S = 5.0
@@ -39,7 +39,7 @@ def wait_s(job: Reservation) -> float:
         return WAIT_S
     if job.started_at is None or lost_at is None:
         return WAIT_S
-    # Both times are of the database's clock: the node of the earlier attempt may have had another one.
+    # Both times are from the database's clock: the clock of the node of the earlier attempt may differ.
     return max(WAIT_S, SHARE * (job.started_at - lost_at).total_seconds())
 
 

@@ -1,6 +1,6 @@
 """Run jobs in threads: at most `concurrency` at a time, sync and async together (`ThreadPool`).
 
-Passes the broker on without calling it. Each job ends exactly once, whatever its task does.
+Does not call the broker itself. Each job ends exactly once, whatever its task does.
 """
 
 from __future__ import annotations
@@ -56,9 +56,9 @@ class ThreadPool:
         self._progress = ProgressWriter(broker)
         self._buffer = buffer
         self._interruption_reason = ""
-        self._places: SimpleQueue[None] = SimpleQueue()  # a semaphore: threading.Semaphore costs ten times as much
+        self._free_slots: SimpleQueue[None] = SimpleQueue()  # a semaphore: threading.Semaphore costs ten times as much
         for _ in range(concurrency):
-            self._places.put(None)
+            self._free_slots.put(None)
         self._loop = EventLoop()
         self._threads = [
             threading.Thread(target=self._run, name=f"{JOB_THREAD}-{number}", daemon=True)
@@ -100,11 +100,11 @@ class ThreadPool:
     def _run(self) -> None:
         try:
             while True:
-                self._places.get()
-                # A place first, then the job: a job taken before a place is free could not be released as not begun.
+                self._free_slots.get()
+                # First a slot, then the job: a job that was taken without a slot could not be released as not begun.
                 job = self._buffer.take_next()
                 if job is None:
-                    self._places.put(None)
+                    self._free_slots.put(None)
                     return
                 self._perform(job)
         finally:
@@ -115,7 +115,7 @@ class ThreadPool:
         began_at = time.monotonic()
         try:
             execution = prepare(job)
-        except Exception as error:  # noqa: BLE001  (a loop)
+        except Exception as error:  # noqa: BLE001  (the thread must survive)
             self._finish(job, error, began_at)
             return
         if isinstance(execution, Execution):
@@ -133,13 +133,13 @@ class ThreadPool:
         # A shared set: the task sees a lost lock without a query.
         control.lost_locks = self._buffer.lost_locks
         self._monitor.add(execution)
-        # The thread takes the next job at once; `_finish` frees the place when the coroutine ends.
+        # The thread takes the next job at once; `_finish` frees the slot when the coroutine ends.
         if execution.is_async:
             self._loop.submit(job, execution.arun, lambda end: self._end_execution(execution, end, began_at))
             return
         try:
             end: End = execution.run(self._broker, outer_aliases=NO_ALIASES)
-        except Exception as error:  # noqa: BLE001  (a loop)
+        except Exception as error:  # noqa: BLE001  (the thread must survive)
             end = error
         self._end_execution(execution, end, began_at)
 
@@ -166,11 +166,11 @@ class ThreadPool:
         if self._buffer.finish(job, report, ran_s=ran_s):
             if isinstance(end, BaseException) and isinstance(report, Failure):
                 logger.error("job ended outside its task jid=%s error=%r", job.jid, end, exc_info=end)
-            # Checked here: the line must cost nothing if nobody reads it.
+            # Checked here: the line must cost nothing if its level is disabled.
             if logger.isEnabledFor(logging.INFO):
                 _log_end(job, report, execution, ran_s)
             self._on_end()
-        self._places.put(None)
+        self._free_slots.put(None)
 
     def _build_report(self, job: Reservation, end: End) -> Report | None:
         if isinstance(end, Interruption):

@@ -1,7 +1,7 @@
 """Defer a job if this worker's code lacks its task, so that a worker with newer code can run it.
 
-`defer_to_newer_worker` returns the report. Knows no broker: it computes when the job is looked at again, and when the
-grace period (UNKNOWN_JOBTYPE_GRACE) is over.
+`defer_to_newer_worker` returns the report. It computes when a worker fetches the job again, and when the
+grace period (UNKNOWN_JOBTYPE_GRACE) is over. Independent of the broker.
 """
 
 from __future__ import annotations
@@ -19,8 +19,8 @@ from ..errors import InvalidPayload, UnknownJobType
 logger = get_logger(__name__)
 
 FIRST_S, LONGEST_S = 2.0, 30.0
-"""Bounds of the seconds between two looks at one job, which are half the time it has waited. The lower one keeps
-workers from fetching the job in a tight loop.
+"""Bounds of the delay until a job is fetched again, which is half the time it has waited. The lower bound keeps workers
+from fetching the job in a tight loop.
 """
 
 _logged_jobtypes: set[str] = set()
@@ -30,7 +30,7 @@ _logged_jobtypes: set[str] = set()
 def defer_to_newer_worker(job: Reservation, at: str | None, error: UnknownJobType) -> Failure | None:
     """Return the report that defers the job; None when its grace period is over.
 
-    A Faktory server elsewhere records the report as a failure.
+    Another Faktory server records the report as a failure.
     """
     wait_s = seconds_until_retry(job, at, grace_s=conf.get("UNKNOWN_JOBTYPE_GRACE"))
     if wait_s is None:
@@ -42,14 +42,14 @@ def defer_to_newer_worker(job: Reservation, at: str | None, error: UnknownJobTyp
 
 
 def seconds_until_retry(job: Reservation, at: str | None, *, grace_s: float) -> float | None:
-    """Return the seconds until the next look; None if the grace period is over or unknown.
+    """Return the seconds until the job is fetched again; None if the grace period is over or unknown.
 
     The grace period starts at the latest of these: the job was pushed, was due (`at`), or failed for another reason.
     """
     starts = (job.created_at, _parse_or_none(at), _find_failed_at(job.failure))
     grace_started_at = max(filter(None, starts), default=None)
     if grace_started_at is None or job.started_at is None:
-        return None  # a Faktory server elsewhere sends no times and cannot defer a job
+        return None  # another Faktory server sends no times and cannot defer a job
     waited_s = max(0.0, (job.started_at - grace_started_at).total_seconds())
     if waited_s >= grace_s:
         return None
@@ -64,7 +64,7 @@ def _find_failed_at(failure: str) -> datetime | None:
         return None
     if not isinstance(latest_failure, dict):
         return None
-    # A failure of this kind is an earlier put-off, which must not start a new grace period.
+    # A failure of this kind is an earlier deferral, which must not start a new grace period.
     is_deferral = latest_failure.get("errtype") == UnknownJobType.__name__
     return None if is_deferral else _parse_or_none(latest_failure.get("failed_at"))
 

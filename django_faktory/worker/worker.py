@@ -1,8 +1,8 @@
-"""One worker process from its registration to its unregistration (`Worker`). Knows no SQL, no FWP and no retry rule.
+"""One worker process from its registration to its unregistration (`Worker`).
 
-Threads: one fetches, `concurrency` run jobs, one watches their timeouts, one reports, one sends BEATs, one renews
+Threads: one fetches, `concurrency` run jobs, one monitors timeouts, one reports, one sends BEATs, one renews
 locks; the thread that calls `run` acts on orders. Sources: the protocol's worker lifecycle, W15, W20, W21;
-`docs/workers.md`.
+`docs/workers.md`. Independent of SQL, FWP and retry rules.
 """
 
 from __future__ import annotations
@@ -50,7 +50,7 @@ INTERRUPT_S = 0.5
 """Seconds that tasks get to end after an interruption. Tasks that wait in C code run until the process ends."""
 
 DRAINED = "drained"
-"""Orders from threads of this process; `heartbeat` has those of the broker."""
+"""Orders from threads of this process: DRAINED, STUCK and REPLACE. `heartbeat` defines the orders of the broker."""
 
 STUCK = "stuck"
 REPLACE = "replace"
@@ -71,8 +71,8 @@ REPORTED_CHARACTERS = 2000
 class Worker:
     """Run the jobs of `queues`, `concurrency` at a time, until stopped. `run` may be called once.
 
-    A wid that counts as lost, because the process did not run for too long, is not used again: its jobs are with other
-    workers. The worker finishes its running jobs and ends; its supervisor starts another one.
+    A wid that counts as lost, because the process was suspended for too long, is not used again: other workers have its
+    jobs. The worker finishes its running jobs and ends; its supervisor starts another one.
 
     `queue_limits` maps queues to the number of their jobs that this worker has at a time. `recycle_policy` bounds the
     work of the process; None means no bound. `has_signal_thread`: a thread handles signals (`install_signals`), so that
@@ -102,7 +102,7 @@ class Worker:
         recycle_policy: RecyclePolicy | None = None,
         has_signal_thread: bool = False,
     ) -> None:
-        # The supervisor draws the wid of its children: it reports it as lost if the process dies.
+        # The supervisor chooses the wid of its children, to report it as lost if the process dies.
         self.wid = wid or new_wid()
         self._broker = broker
         self._order, self._concurrency = QueueOrder(queues), concurrency
@@ -180,20 +180,20 @@ class Worker:
     def exit_code(self) -> int:
         """Return the exit code of the process: CRASHED if stuck, RECYCLE if recycled, else CLEAN.
 
-        A stuck or spent process is replaced, even during a drain.
+        A stuck or recycled process is replaced, even during a drain.
         """
         if self.is_stuck:
             return CRASHED
         return RECYCLE if self.is_recycled else CLEAN
 
     def run(self) -> bool:
-        """Work until stopped, stuck or spent. Returns False if user code keeps a thread running.
+        """Work until stopped, stuck or recycled. Returns False if user code keeps a thread running.
 
         Raises FaktoryError if the broker refuses this worker, such as for a wrong password or address.
         """
         if not self._register():
             return True
-        if self._broker.keeps_results:  # other stores have no place for the lines of a job
+        if self._broker.keeps_results:  # other brokers cannot store the lines of a job
             job_log.install()
         interrupt.install()
         self._recycle_policy.begin()
@@ -224,7 +224,7 @@ class Worker:
         return self.is_stuck or self.is_recycled
 
     def _has_no_work(self) -> bool:
-        """Return whether no job is here or can arrive, and the broker knows every end.
+        """Return whether no job is here or can arrive, and the broker has recorded every end.
 
         A worker that leaves without an order has no deadline, so it waits for all of this.
         """
@@ -297,13 +297,13 @@ class Worker:
         soon after for tasks that cannot be interrupted.
         """
         deadline = time.monotonic() + self._shutdown_timeout_s
-        # From here on a loop that ends is no defect, and probes must not report it.
+        # From here on loops end as intended, and probes must not report them.
         self._is_running = False
         # BEATs continue until all reports are sent: the worker must not count as lost before that.
         self._heartbeat.set_state(TERMINATE)
         self._fetcher.stop()
         logger.info("worker stops wid=%s", self.wid)
-        # A fetch that is under way may still bring jobs: the wait for running jobs must include them.
+        # A running fetch may still return jobs: the wait for running jobs must include them.
         self._loops["fetch"].join(self._shutdown_timeout_s)
         if not self._buffer.wait_empty(deadline - time.monotonic()):
             self._thread_pool.interrupt(self._interruption_reason())
@@ -329,7 +329,7 @@ class Worker:
         """
         report_thread = self._loops["report"]
         self._reporter.close(deadline)
-        # The loop ends at `deadline` itself; the rest is for a call of the broker that is under way.
+        # The loop ends at `deadline` itself; the extra 0.5 s is for a running call of the broker.
         report_thread.join(max(0.0, deadline - time.monotonic()) + 0.5)
         if report_thread.is_alive():
             logger.error(
@@ -343,7 +343,7 @@ class Worker:
         return f"the worker stopped, and the job did not end within {self._shutdown_timeout_s:g} s"
 
     def _release_running(self) -> None:
-        """Report interruptions for jobs that did not end. No later report of theirs counts."""
+        """Report interruptions for jobs that did not end. Their later reports are dropped."""
         for job in self._buffer.abandon():
             self._buffer.finished.put(build_interruption(job, self._interruption_reason(), self._broker))
 

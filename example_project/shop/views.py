@@ -54,7 +54,7 @@ def _status(delivery):
 @csrf_exempt  # machines call it, without a session
 @require_POST
 def partner(request):
-    """Play the partner's service. Refuse the first call for each order, to show a retry."""
+    """Simulate the partner's service. Reject the first call for each order, to show a retry."""
     try:
         order = Order.objects.get(pk=json.loads(request.body)["order"])
     except (ValueError, KeyError, TypeError, Order.DoesNotExist):

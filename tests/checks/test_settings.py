@@ -188,8 +188,8 @@ def test_a_password_file_that_cannot_be_read_is_an_error(monkeypatch, tmp_path):
 @pytest.mark.parametrize(
     ("content", "words"),
     [
-        (b"", "an empty one"),
-        (b"\r\n\n", "an empty one"),
+        (b"", "an empty file"),
+        (b"\r\n\n", "an empty file"),
         (b"s\xffcret", "text that is not UTF-8"),
         (None, "Is a directory"),
     ],
@@ -240,7 +240,7 @@ def test_a_certificate_that_cannot_be_used_is_an_error(tmp_path):
 
 
 @pytest.mark.parametrize(
-    ("value", "reason"), [("tcp://localhost:7419", "set FAKTORY_URL instead"), ("NO_SUCH_VARIABLE", "it is not set")]
+    ("value", "reason"), [("tcp://localhost:7419", "set FAKTORY_URL instead"), ("NO_SUCH_VARIABLE", "which is not set")]
 )
 def test_faktory_provider_must_name_a_variable_that_holds_a_url(monkeypatch, value, reason):
     monkeypatch.setenv("FAKTORY_PROVIDER", value)

@@ -77,6 +77,6 @@ def test_a_test_backend_is_a_warning_in_deployment_checks(path):
 def test_the_remedy_for_a_broken_module_mentions_a_missing_faktory_backend(broken_app):
     broken_app("import no_such_thing\n")
     [broken] = [one for one in tasks.broken_modules() if one.name == "broken_app.tasks"]
-    assert tasks.remedy_for(broken) == "correct it, or take broken_app out of INSTALLED_APPS"
+    assert tasks.remedy_for(broken) == "correct it, or remove broken_app from INSTALLED_APPS"
     with override_settings(TASKS={"default": {"BACKEND": "quite.another.one"}}):
-        assert tasks.remedy_for(broken).startswith("no entry of TASKS is ours: TASKS = {")
+        assert tasks.remedy_for(broken).startswith("no entry of TASKS uses FaktoryBackend: TASKS = {")

@@ -85,12 +85,12 @@ def test_a_callback_that_is_not_a_task_is_refused(wrong):
 
 
 def test_a_unique_task_is_refused_as_a_callback():
-    with pytest.raises(InvalidTask, match="alone: unique_for: expected none in a batch's callback"):
+    with pytest.raises(InvalidTask, match="alone: unique_for: expected none for a callback"):
         Batch(success=alone)
 
 
 def test_a_callback_with_run_after_is_refused():
-    with pytest.raises(InvalidTask, match="note: run_after: expected none in a batch's callback"):
+    with pytest.raises(InvalidTask, match="note: run_after: expected none for a callback"):
         Batch(complete=note.using(run_after=timedelta(minutes=1)).callback())
 
 
@@ -139,7 +139,7 @@ def test_a_batch_block_can_be_entered_only_once():
     with Batch(success=note) as batch:
         note.enqueue()
     refused(batch, note.enqueue)
-    assert messages == ["batch BID: its `with` was entered before; add to it from its own jobs, by context.batch"]
+    assert messages == ["batch BID: it was entered before; add jobs to it from its own jobs, with context.batch"]
 
 
 def test_a_batch_cannot_be_its_own_child():
@@ -147,7 +147,7 @@ def test_a_batch_cannot_be_its_own_child():
         with Batch(success=note) as batch, batch:
             pass
 
-    with pytest.raises(BatchClosed, match=r"batch b-\w+: its `with` was entered before"):
+    with pytest.raises(BatchClosed, match=r"batch b-\w+: it was entered before"):
         within_itself()
     assert not Row.objects.exists()
 

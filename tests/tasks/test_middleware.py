@@ -107,7 +107,7 @@ def test_a_middleware_error_fails_the_attempt(use):
 
 def test_middleware_cannot_swallow_an_enqueue_error(use):
     use("Swallows", "Refuses")
-    with pytest.raises(FaktoryError, match="swallowed the error of an enqueue"):
+    with pytest.raises(FaktoryError, match="suppressed the error of an enqueue"):
         tasks.noop.enqueue()
 
 

@@ -204,7 +204,7 @@ def test_call_runs_the_function_immediately():
 
 def test_a_timeout_must_be_shorter_than_reserve_for():
     with pytest.raises(
-        InvalidTask, match=r"timeout: expected less than reserve_for \(60 s\), got 60; leave reserve_for out"
+        InvalidTask, match=r"timeout: expected less than reserve_for \(60 s\), got 60; without reserve_for"
     ):
         task(timeout=60, reserve_for=60)(plain)
 

@@ -53,7 +53,7 @@ def test_a_task_defined_in_the_main_program_is_refused():
         "except Exception as error: print(error)\n"
     )
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
-    assert "task __main__.f: it is defined in the program that was started" in done.stdout
+    assert "task __main__.f: it is defined in the main program" in done.stdout
     assert "move it to a module" in done.stdout
 
 
@@ -97,7 +97,7 @@ def test_a_coroutine_that_is_atomic_is_refused():
 
 
 def test_a_naive_run_after_is_refused_with_the_remedy():
-    with refused(r"tests\.project\.tasks\.noop: run_after must be an aware datetime\. Give it a timedelta"):
+    with refused(r"tests\.project\.tasks\.noop: run_after must be an aware datetime\. Pass a timedelta"):
         tasks.noop.using(run_after=datetime.now() + timedelta(hours=1))  # noqa: DTZ005  (it is what is refused)
 
 
@@ -117,5 +117,5 @@ def test_a_non_integer_priority_is_refused(priority):
 
 
 def test_a_missing_context_argument_is_refused_with_the_remedy():
-    with refused(r"'context'\. Begin its arguments with it: def task\(context, …\)"):
+    with refused(r"'context'\. Make it the first argument: def task\(context, …\)"):
         task(takes_context=True)(plain)

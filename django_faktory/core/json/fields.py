@@ -51,8 +51,8 @@ def seconds(members: Mapping[str, str], field: str, *, within: str = "") -> floa
     """Return the number of seconds above 0 in `field`; None if it is absent or null. Raises InvalidPayload."""
     raw = members.get(field, ABSENT)
     if raw == ABSENT:
-        # float() also accepts "nan", "inf" and "1_000", so the syntax of JSON numbers is checked first.
         return None
+    # float() also accepts "nan", "inf" and "1_000", so the syntax of JSON numbers is checked first.
     if _number.fullmatch(raw):
         number = float(raw)
         if number > 0:

@@ -1,4 +1,8 @@
-"""Parse and write BATCH NEW, OPEN, COMMIT and STATUS. Checks shape only. Rules: W5, W26."""
+"""Parse and write BATCH NEW, OPEN, COMMIT and STATUS.
+
+`parse_batch` parses a command; `format_status` and `parse_status` write and read the reply to STATUS. Checks shape
+only. Rules: W5, W26.
+"""
 
 from __future__ import annotations
 
@@ -121,7 +125,7 @@ def parse_status(members: dict[str, Any]) -> BatchStatus:
 
 
 def _parse_new(text: str) -> Incremental[BatchNew]:
-    # Both branches accept repeated keys, the last one counting, like common JSON parsers.
+    # Both branches accept repeated keys and keep the last one, like common JSON parsers.
     if len(text) > incremental.SHORT:
         yield from incremental.check_depth(text)
         raw_members = yield from incremental.members(text, max_count=MAX_MEMBERS, rejects_duplicates=False)
@@ -136,7 +140,7 @@ def _parse_new(text: str) -> Incremental[BatchNew]:
         raw_members = jsontext.last_members(text)
     if bid := field("BATCH NEW", members, "bid", str, ""):
         raise InvalidPayload(
-            f"invalid BATCH NEW: bid: expected none, the server gives it: no cycles, got {abbreviate(bid)}"
+            f"invalid BATCH NEW: bid: expected none, because the server assigns it, got {abbreviate(bid)}"
         )
     parent_bid = field("BATCH NEW", members, "parent_bid", str, "")
     # A longer bid cannot be stored, so it is a mistake of the sender (ADR 0033).

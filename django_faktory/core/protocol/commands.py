@@ -25,7 +25,7 @@ from .tracking import TrackingCommand
 
 VERSION = 2
 NO_QUEUE = "*"
-"""Invalid queue name, sent in place of no names, which would mean the default queue."""
+"""Invalid queue name, sent instead of an empty list, which would mean the default queue."""
 
 MANY_JOBS_BYTES = 4 * 1024
 """A PUSHB above this length may have enough jobs to need parsing in steps."""
@@ -53,12 +53,17 @@ class Hello(msgspec.Struct, frozen=True, kw_only=True):
 
     def line(self) -> bytes:
         """Return the line that a client sends."""
-        who = self.identity
+        identity = self.identity
         members: dict[str, Any] = {"v": self.v}
-        if who.wid:
-            members |= {"wid": who.wid, "hostname": who.hostname, "pid": who.pid, "labels": who.labels}
-        if who.threads:
-            members |= {"queues": who.queues, "threads": who.threads}
+        if identity.wid:
+            members |= {
+                "wid": identity.wid,
+                "hostname": identity.hostname,
+                "pid": identity.pid,
+                "labels": identity.labels,
+            }
+        if identity.threads:
+            members |= {"queues": identity.queues, "threads": identity.threads}
         if self.pwdhash:
             members["pwdhash"] = self.pwdhash
         return line("HELLO", jsontext.encode(members))
@@ -155,8 +160,8 @@ def parse(line: str) -> Command:
     # Limits count bytes. "replace": a lone surrogate must not raise UnicodeEncodeError here.
     encoded = line.encode("utf-8", "replace")
     check_line(encoded[:100], len(encoded))
-    found = begin(line)
-    return incremental.run(found) if isinstance(found, Generator) else found
+    command = begin(line)
+    return incremental.run(command) if isinstance(command, Generator) else command
 
 
 def begin(line: str) -> Command | Incremental[Command]:
@@ -176,7 +181,7 @@ def parse_long(line: bytes) -> Incremental[Command] | None:
     reader = _LONG.get(verb) if rest else None
     if reader is None or not _takes_long(verb, line):
         return None
-    return _decoded_and(reader, line)
+    return _decode_and_parse(reader, line)
 
 
 def _takes_long(verb: bytes, line: bytes) -> bool:
@@ -190,7 +195,7 @@ def _takes_long(verb: bytes, line: bytes) -> bool:
     return line.count(b"{") + line.count(b"[") > MANY_VALUES or line.count(b":") > MANY_VALUES
 
 
-def _decoded_and(reader: Callable[[str], Incremental[Command]], line: bytes) -> Incremental[Command]:
+def _decode_and_parse(reader: Callable[[str], Incremental[Command]], line: bytes) -> Incremental[Command]:
     yield  # while the line waits for its turn only its bytes are kept
     text = decode_line(line).partition(" ")[2]
     del line  # free the bytes before the jobs are built
@@ -208,26 +213,26 @@ def decode_line(line: bytes) -> str:
 
 def parse_hello(text: str) -> Hello:
     """Parse the text after HELLO. Raises InvalidPayload, after which the caller closes (W2)."""
-    found = parse_object("HELLO", text)
-    version = found.get("v", VERSION)  # a client in use sends none
+    members = parse_object("HELLO", text)
+    version = members.get("v", VERSION)  # a known client sends none
     if version != VERSION or isinstance(version, bool):
         raise InvalidPayload(f"invalid HELLO: v: expected {VERSION}, the protocol's version, got {ascii(version)[:40]}")
-    labels = field("HELLO", found, "labels", list, [])
+    labels = field("HELLO", members, "labels", list, [])
     if not all(isinstance(label, str) for label in labels):
         raise InvalidPayload("invalid HELLO: labels: expected an array of strings")
     identity = WorkerIdentity(
-        wid=wid("HELLO", found),
-        hostname=field("HELLO", found, "hostname", str, ""),
-        pid=field("HELLO", found, "pid", int, 0),
+        wid=wid("HELLO", members),
+        hostname=field("HELLO", members, "hostname", str, ""),
+        pid=field("HELLO", members, "pid", int, 0),
         labels=tuple(labels),
-        **_own_members(found),
+        **_worker_members(members),
     )
-    return Hello(identity=identity, pwdhash=field("HELLO", found, "pwdhash", str, ""))
+    return Hello(identity=identity, pwdhash=field("HELLO", members, "pwdhash", str, ""))
 
 
-def _own_members(found: dict[str, Any]) -> dict[str, Any]:
-    """Return what our worker adds to HELLO; the protocol lets any client send members of these names."""
-    queues, threads = found.get("queues"), found.get("threads")
+def _worker_members(members: dict[str, Any]) -> dict[str, Any]:
+    """Return the members that only our worker adds to HELLO; ignore members of other clients with these names."""
+    queues, threads = members.get("queues"), members.get("threads")
     if type(threads) is not int or not 0 < threads <= MAX_THREADS or not isinstance(queues, list):
         return {}
     return {"queues": tuple(name for name in queues if isinstance(name, str)), "threads": threads}
@@ -243,12 +248,12 @@ def _push(job: Incremental[JobPayload]) -> Incremental[Push]:
 
 
 def _after_first_step(steps: Incremental[T]) -> T | Incremental[T]:
-    """Run the first step; return the result if that was the only one, as for most, else the remaining steps."""
+    """Run the first step; return the result if it was the only step, as for most jobs, else the remaining steps."""
     try:
         next(steps)
     except StopIteration as end:
-        found: T = end.value
-        return found
+        result: T = end.value
+        return result
     return steps
 
 
@@ -268,7 +273,7 @@ def _parse_long_push(text: str) -> Incremental[Push]:
 
 
 def _parse_long_push_bulk(text: str) -> Incremental[PushBulk]:
-    good: list[JobPayload] = []
+    accepted: list[JobPayload] = []
     refused: dict[str, InvalidPayload] = {}  # by jid, like the reply, so that repeated jids need no memory
     count = size = jobs = looked_up = 0
     parts = jsontext.items(text) if len(text) <= CUT_AT_ONCE else incremental.cut(text, "[]")
@@ -287,10 +292,10 @@ def _parse_long_push_bulk(text: str) -> Incremental[PushBulk]:
             if job.options is not None and (job.options.may_block or job.options.lock_key is not None):
                 looked_up += 1
                 check_count("PUSHB", LOOKED_UP, looked_up)
-            good.append(job)
+            accepted.append(job)
             continue
         refused[job.jid] = job
-    return PushBulk([*good, *refused.values()])
+    return PushBulk([*accepted, *refused.values()])
 
 
 def _long_job_or_refusal(part: str) -> Incremental[JobPayload | InvalidPayload]:
@@ -319,21 +324,21 @@ def _parse_ack(text: str) -> AckJob:
 
 
 def _parse_fail(text: str) -> FailJob:
-    return _fail(parse_object("FAIL", text))
+    return _build_fail(parse_object("FAIL", text))
 
 
-def _fail(found: dict[str, Any]) -> FailJob:
-    jid = field("FAIL", found, "jid", str, "")
+def _build_fail(members: dict[str, Any]) -> FailJob:
+    jid = field("FAIL", members, "jid", str, "")
     if not jid:
         raise InvalidPayload("missing JID: expected the jid of the job that failed")
     check_length("FAIL", "jid", jid)
-    lines = field("FAIL", found, "backtrace", list, [])
+    lines = field("FAIL", members, "backtrace", list, [])
     if not all(isinstance(line, str) for line in lines):
         raise InvalidPayload("invalid FAIL: backtrace: expected an array of strings")
     return FailJob(
         jid=jid,
-        errtype=field("FAIL", found, "errtype", str, "").strip(),
-        message=field("FAIL", found, "message", str, "").strip(),
+        errtype=field("FAIL", members, "errtype", str, "").strip(),
+        message=field("FAIL", members, "message", str, "").strip(),
         backtrace=tuple(lines),
     )
 
@@ -341,24 +346,24 @@ def _fail(found: dict[str, Any]) -> FailJob:
 def _parse_long_fail(text: str) -> Incremental[FailJob]:
     yield from incremental.check_depth(text)
     raw = yield from incremental.members(text, max_count=MAX_MEMBERS, rejects_duplicates=False)
-    found = {key: decode_value(value) for key, value in raw.items() if key in ("jid", "errtype", "message")}
+    members = {key: decode_value(value) for key, value in raw.items() if key in ("jid", "errtype", "message")}
     lines = yield from parse_strings(raw.get("backtrace", "[]"), max_count=MAX_BACKTRACE_LINES)
-    # [None] makes `_fail` raise the error for a backtrace that is no array of strings.
+    # [None] makes `_build_fail` raise the error for a backtrace that is not an array of strings.
     if raw.get("backtrace") != "null":
-        found["backtrace"] = [None] if lines is None else lines[:MAX_BACKTRACE_LINES]
-    return _fail(found)
+        members["backtrace"] = [None] if lines is None else lines[:MAX_BACKTRACE_LINES]
+    return _build_fail(members)
 
 
 def _parse_beat(text: str) -> BeatWorker:
-    found = parse_object("BEAT", text)
-    given = wid("BEAT", found)
-    if not given:
+    members = parse_object("BEAT", text)
+    sent_wid = wid("BEAT", members)
+    if not sent_wid:
         raise InvalidPayload(f"invalid BEAT {text[:200]}: wid: expected the wid of a worker that has sent HELLO")
     return BeatWorker(
         Beat(
-            wid=given,
-            current_state=field("BEAT", found, "current_state", str, ""),
-            rss_kb=field("BEAT", found, "rss_kb", int, 0),
+            wid=sent_wid,
+            current_state=field("BEAT", members, "current_state", str, ""),
+            rss_kb=field("BEAT", members, "rss_kb", int, 0),
         )
     )
 

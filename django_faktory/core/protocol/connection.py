@@ -26,7 +26,7 @@ VERB_BYTES = 100
 """Bytes of a line that are searched for its verb, which determines the maximum length."""
 
 MIN_ITERATIONS = 1000
-"""Below what any current server asks for. A lower number may come from an attacker that wants a weak hash."""
+"""Lower than any current server requires. A smaller number may come from an attacker that wants a weak hash."""
 
 MAX_ITERATIONS = 1_000_000
 """Bounds the CPU time that a server can make a client spend."""
@@ -79,7 +79,7 @@ class ServerConnection:
         return bool(self._refused_start)
 
     def greeting(self) -> bytes:
-        """Return the server's first line. Its JSON has no space, as a client in use splits the line there (W1)."""
+        """Return the server's first line. Its JSON has no space, because a known client splits the line there (W1)."""
         members: dict[str, object] = {"v": VERSION}
         if self._password:
             members |= {"i": self._iterations, "s": self._salt}
@@ -105,7 +105,7 @@ class ServerConnection:
         if line is None:
             return None
         if self.is_identified:
-            # A long line is not decoded here: its steps do that, so that it waits for its turn as bytes.
+            # A long line is not decoded here: its steps do that, so that only its bytes are kept while it waits.
             return parse_long(line) or begin(decode_line(line))
         try:
             return self._accept_hello(decode_line(line))
@@ -202,7 +202,7 @@ class ServerConnection:
         return unparsed
 
     def _give_up(self, error: ProtocolError) -> ProtocolError:
-        # What follows cannot be parsed any more, or comes from a client that has not given the right password.
+        # The following bytes cannot be parsed any more, or come from a client without the right password.
         self.forget()
         return error
 
@@ -252,7 +252,7 @@ def _parse_greeting(reply: Reply) -> dict[str, object]:
             members = {}
         if members.get("v") == VERSION:
             return dict(members)
-    raise ProtocolError(f'expected a Faktory server that says +HI {{"v":{VERSION}}}, got {str(reply)[:80]}')
+    raise ProtocolError(f'expected a Faktory server that sends +HI {{"v":{VERSION}}}, got {str(reply)[:80]}')
 
 
 def _salt_of(challenge: dict[str, object]) -> str:

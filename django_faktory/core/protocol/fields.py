@@ -1,4 +1,8 @@
-"""Helpers to parse and write commands: a verb followed by JSON, and typed members. Parsers raise InvalidPayload."""
+"""Helpers to parse and write commands: a verb followed by JSON, and typed members.
+
+`line` writes a command, `parse_object` and `field` read one, `parse_strings` and `decode_value` serve long commands.
+Parsers raise InvalidPayload.
+"""
 
 from __future__ import annotations
 

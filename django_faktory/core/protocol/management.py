@@ -130,7 +130,7 @@ def _build_mutate(members: dict[str, Any]) -> Mutate:
     check_count("MUTATE", "jids", len(jids or ()))
     if jids is not None and not all(isinstance(jid, str) for jid in jids):
         raise InvalidPayload("invalid MUTATE: jids: expected an array of strings")
-    # Only the longest: a check of each of 20,000 jids would keep the event loop for 4 ms.
+    # Only the longest: a check of each of 20,000 jids would block the event loop for 4 ms.
     check_length("MUTATE", "jid", max(jids or ("",), key=len))
     jobtype, regexp = field("MUTATE", filters, "jobtype", str, ""), field("MUTATE", filters, "regexp", str, "")
     check_length("MUTATE", "jobtype", jobtype)
@@ -172,7 +172,7 @@ def parse_queue(text: str) -> ManagementCommand:
         raise InvalidPayload(f"no such QUEUE subcommand: {word[:60]}; use PAUSE, RESUME, REMOVE or LATENCY")
     if not names:
         raise InvalidPayload(f"QUEUE {verb}: expected the names of queues, or * for all, got none")
-    # `*` means all only if it stands alone; among names it is an invalid name.
+    # `*` means all only without other names; among names it is an invalid name.
     return _QUEUE_VERBS[verb](None if names == [ALL] else _check_names(names))
 
 

@@ -1,4 +1,7 @@
-"""Decode the replies of a Faktory server, the original included: refusals as exceptions, jobs, states."""
+"""Decode the replies of a Faktory server, the original included.
+
+`parse_reservation` reads a job, `parse_state` the reply to BEAT; error replies become exceptions of this package.
+"""
 
 from __future__ import annotations
 
@@ -47,7 +50,7 @@ def parse_bulk(reply: Reply) -> str | None:
 
 
 def parse_object_reply(reply: Reply) -> dict[str, Any]:
-    """Return the JSON object of a bulk reply. Raises as `parse_bulk` does."""
+    """Return the JSON object of a bulk reply. Raises the same errors as `parse_bulk`."""
     members = jsontext.decode(parse_bulk(reply) or "{}")
     if not isinstance(members, dict):
         raise ProtocolError("expected a JSON object in the reply")

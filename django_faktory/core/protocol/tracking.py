@@ -1,4 +1,8 @@
-"""Parse and write TRACK SET and TRACK GET. Checks shape only. Rules: W5, W27."""
+"""Parse and write TRACK SET and TRACK GET.
+
+`parse_track` parses a command; `format_tracked` and `parse_tracked` write and read the reply to GET. Checks shape only.
+Rules: W5, W27.
+"""
 
 from __future__ import annotations
 

@@ -1,7 +1,7 @@
 """Parse a PUSH, FETCH or ACK of the usual shape in one step: the first step of the server's hot path (ADR 0041).
 
-`parse_usual` returns the command that `commands.begin` returns for the line, or None, which says nothing about it: then
-`begin` parses it. It accepts no line that `begin` refuses. `tests/server/test_usual_lines.py` compares both. Pure.
+`parse_usual` returns the same command as `commands.begin`, or None for any other line, which `begin` then parses. It
+accepts no line that `begin` refuses. `tests/server/test_usual_lines.py` compares both. Pure.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ USUAL_BYTES = 4096
 """Longest line that is parsed here, so that a job weighs 1 in a transaction and no line needs steps."""
 
 FETCH_BYTES, FETCHES = 512, 256
-"""Length and number of FETCH lines that are remembered: clients send the same few lines all the time."""
+"""Maximum length and number of cached FETCH lines: clients send the same few lines all the time."""
 
 DEFAULT_PRIORITY = 5
 _NO_OPTIONS = msgspec.Raw(b"{}")
@@ -76,7 +76,7 @@ def parse_usual(data: bytes) -> Command | None:
             return AckJob(jid) if len(jid) <= MAX_NAME else None
         if data.startswith(b"FETCH ") and len(data) <= FETCH_BYTES:
             return _parse_fetch(data)
-    except (msgspec.MsgspecError, ValueError, FaktoryError):  # `begin` finds the reason, and replies with it
+    except (msgspec.MsgspecError, ValueError, FaktoryError):  # `begin` parses the line again and raises the error
         pass
     return None
 
@@ -86,8 +86,8 @@ def _parse_push(text: str) -> Push | None:
     if text.count("{") + text.count("[") > MAX_DEPTH:
         return None
     job = _job.decode(text)
-    # The decoder accepts a repeated key, which W7 refuses. Without \u a key is in the text as it is: one that the text
-    # contains once is not repeated. An argument that equals a key is rare, and left to the general parser.
+    # The decoder accepts a repeated key, which W7 refuses. Without \u each key is in the text verbatim: a key that the
+    # text contains once is not repeated. An argument that equals a key is rare, and left to the general parser.
     if "\\u" in text or max(map(text.count, _keys)) > 1:
         return None
     if job.created_at is not None:

@@ -1,6 +1,6 @@
 """Run a child process of the supervisor: its signals, its heartbeats and its exit (`install_signals`, `run_child`).
 
-Knows no database and no broker.
+Uses no database and no broker.
 """
 
 from __future__ import annotations
@@ -49,8 +49,8 @@ def install_signals(
 ) -> None:
     """Install signal handlers and start heartbeats. Call it before any thread is started.
 
-    `stop` is also called when the parent dies. `responds` blocks while this process does not do its work, and the next
-    heartbeat waits for it. Without it a heartbeat proves only that Python's threads run.
+    `stop` is also called when the parent dies. `responds` blocks while this process does not do its work; each
+    heartbeat waits for it. Without it, a heartbeat proves only that Python's threads run.
     """
     handlers: dict[int, Callable[[], None]] = {number: stop for number in stop_signals() if number != signal.SIGINT}
     handlers |= {signal.SIGTSTP: quiet or _ignore_signal, signal.SIGTTIN: _log_stacks}
@@ -58,7 +58,7 @@ def install_signals(
     for number in handlers:
         signal.signal(number, partial(_write_wakeup, wakeup_writer))  # an event loop may replace the wakeup fd
     signal.set_wakeup_fd(wakeup_writer, warn_on_full_buffer=False)
-    # The parent blocked them until this process has its own handlers.
+    # The parent has blocked these signals until this process has its own handlers.
     signal.pthread_sigmask(signal.SIG_UNBLOCK, SIGNALS)
     threading.Thread(
         target=_watch, args=(child_spec, wakeup_reader, handlers), name="faktory-watch", daemon=True
@@ -102,7 +102,7 @@ def format_stacks() -> str:
 
 
 def _watch(child_spec: ChildSpec, wakeup_reader: int, handlers: Mapping[int, Callable[[], None]]) -> None:
-    """Act on signals in this thread, until the parent has ended.
+    """Handle signals in this thread; stop when the parent has ended.
 
     Python runs signal handlers only when the main thread wakes up, and a handler must not log. A signal is reported
     twice, or once while the main thread sleeps.

@@ -47,7 +47,7 @@ class ChildSpec(NamedTuple):
 
 
 def stop_signals() -> tuple[int, ...]:
-    """Return `STOPS` without HUP and QUIT if this process was started with them ignored, as by `nohup`."""
+    """Return `STOPS` without HUP and QUIT if this process was started with them ignored, such as by `nohup`."""
     ignorable = (signal.SIGHUP, signal.SIGQUIT)
     return tuple(number for number in STOPS if not (number in ignorable and signal.getsignal(number) is signal.SIG_IGN))
 

@@ -1,4 +1,4 @@
-"""Report the predecessors of a restarted worker as lost."""
+"""Report the predecessors of a restarted worker as lost (`report_lost`)."""
 
 from __future__ import annotations
 
@@ -13,7 +13,8 @@ logger = get_logger(__name__)
 def report_lost(broker: WorkerBroker, child_spec: ChildSpec) -> None:
     """Return the jobs of this child's dead predecessors to their queues now.
 
-    Otherwise they would wait for a minute without BEATs (W20). An error of the broker is logged only.
+    Otherwise these jobs would wait until maintenance notices a minute without BEATs (W20). Errors of the broker are
+    only logged.
     """
     silence_s = child_spec.unresponsive
     try:

@@ -1,8 +1,8 @@
 """Keep child processes alive, replace unresponsive ones, and end them (`Supervisor`).
 
-Knows no database, no broker and no thread: it forks children, reads their heartbeats, and sends signals. Rules:
-docs/cli.md (signals, exit codes); W20 for the report of lost workers. A fork is fast and shares the memory of
-the loaded project (ADR 0038).
+Uses no database, no broker and no thread: it forks children, reads their heartbeats, and sends signals. Rules:
+docs/cli.md (signals, exit codes); W20 for the report of lost workers. A fork is fast and shares the memory of the
+loaded project (ADR 0038).
 """
 
 from __future__ import annotations
@@ -38,8 +38,8 @@ sent.
 """
 
 SILENT_STOP = 0.9
-"""After this part of `grace_s` a stop kills children that have missed `STOP_BEATS` heartbeats: they will not stop, and
-the work after a kill takes time too.
+"""After this part of `grace_s`, a stopping supervisor kills children that have missed `STOP_BEATS` heartbeats: they
+would not stop, and the work after a kill takes time too.
 """
 
 STOP_BEATS = 3
@@ -52,7 +52,7 @@ LOST_REPORT_S = 2
 """Seconds that the report of killed children may take."""
 
 INIT_PID = 1
-"""Process number 1, in a container the command itself, inherits every orphaned process."""
+"""Pid 1, which inherits every orphaned process; in a container it is this command."""
 
 
 class Child:
@@ -64,7 +64,7 @@ class Child:
         self.lost: list[str] = []
         self.started_at = 0.0
         self.start_at: float | None = 0.0
-        """When its turn begins, on the monotonic clock; None if it runs or is done."""
+        """When to start it, by the monotonic clock; None if it runs or is done."""
         self.crashes = 0
         self.unresponsive: dict[str, int] = {}
         """The `lost` wids that were killed because they stopped responding, with their seconds of silence."""
@@ -175,7 +175,7 @@ class Supervisor:
                 self._stop()
             elif number in (signal.SIGTSTP, signal.SIGTTIN):
                 self._send_signal(number)
-        # When a parent ends, the kernel gives its children another one.
+        # When a parent ends, the kernel gives its children another parent.
         if self._parent is not None and not self._is_stopping and os.getppid() != self._parent:
             self._stop()
         if self._kill_silent_at is not None and time.monotonic() >= self._kill_silent_at:
@@ -303,9 +303,8 @@ class Supervisor:
                     child.is_suspended, child.missed = os.WIFSTOPPED(status), 0
                 else:
                     self._schedule_replacement(child, os.waitstatus_to_exitcode(status))
-        if (
-            os.getpid() == INIT_PID and not self._is_stopping
-        ):  # when process 1 ends, the kernel ends every other process
+        # Not while stopping: when process 1 ends, the kernel ends every other process.
+        if os.getpid() == INIT_PID and not self._is_stopping:
             _reap_orphans({child.pid for child in self._children})
 
     def _schedule_replacement(self, child: Child, code: int) -> None:
@@ -380,7 +379,7 @@ def _read_beats(beats: int) -> set[str]:
 
 
 def _reap_orphans(child_pids: Collection[int]) -> None:
-    """Reap ended processes that tasks have left behind; otherwise each would keep its process number."""
+    """Reap ended processes that tasks have left behind; otherwise each would keep its pid."""
     with suppress(ChildProcessError):  # this process has no child
         # WNOWAIT: an ended child of the supervisor is left to `_reap`, which needs its status.
         while (info := os.waitid(os.P_ALL, 0, os.WEXITED | os.WNOHANG | os.WNOWAIT)) and info.si_pid not in child_pids:

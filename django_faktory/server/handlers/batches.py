@@ -22,10 +22,10 @@ from ..context import ConnectedClient, Handler, ServerContext
 def new(server: ServerContext, connection: ConnectedClient, command: BatchNew) -> bytes | None:
     """Create a batch. Its bid is chosen here, so that a retry after a lost connection stores no second batch."""
     batch = msgspec.structs.replace(command.batch, bid=f"b-{uuid4().hex}")
-    reply = _with_bulk(connection)
+    reply = _reply_with_bulk(connection)
 
     def answer(result: str | FaktoryError) -> None:
-        # The commit may have happened, and the client never learns the bid: an orphan would keep its parent open.
+        # The batch may be stored although the client never learns its bid: an orphan would keep its parent open.
         if isinstance(result, BrokerUnavailable) and not isinstance(result, LockTimeout):
             server.uncertain_batches.add(batch.bid)
         reply(result)
@@ -39,7 +39,7 @@ def new(server: ServerContext, connection: ConnectedClient, command: BatchNew) -
 def reopen(server: ServerContext, connection: ConnectedClient, command: BatchOpen) -> bytes | None:
     """Reopen a committed batch, so that jobs can be added."""
     work = partial(server.broker.open_batch, command.bid, caller_wid=connection.identity.wid)
-    server.may_block(work, _with_bulk(connection), [f"bid:{command.bid}"], is_repeatable=True)
+    server.may_block(work, _reply_with_bulk(connection), [f"bid:{command.bid}"], is_repeatable=True)
     return None
 
 
@@ -66,7 +66,7 @@ def status(server: ServerContext, connection: ConnectedClient, command: BatchAsk
     return None
 
 
-def _with_bulk(connection: ConnectedClient) -> Callable[[str | FaktoryError], None]:
+def _reply_with_bulk(connection: ConnectedClient) -> Callable[[str | FaktoryError], None]:
     def answer(result: str | FaktoryError) -> None:
         connection.finish(resp.outcome(result, resp.bulk))
 

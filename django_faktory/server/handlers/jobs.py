@@ -1,7 +1,7 @@
 """Handlers of the commands: call the broker and reply. `VERBS` maps each command class to its handler.
 
-A handler returns the reply, or None if it passes the reply to `connection.finish` later. The rules about jobs are in
-the broker.
+A handler returns the reply, or None if it passes the reply to `connection.finish` later. The broker has
+the rules about jobs.
 """
 
 from __future__ import annotations
@@ -79,51 +79,51 @@ def push_bulk(server: ServerContext, connection: ConnectedClient, command: PushB
 
 
 def _push_bulk(server: ServerContext, connection: ConnectedClient, command: PushBulk) -> Incremental[None]:
-    good: list[JobPayload] = []
+    valid: list[JobPayload] = []
     refused: dict[str, str] = {}
-    first: set[str] = set()
+    queues_with_priority: set[str] = set()
     for place, job in enumerate(command.jobs, 1):
         if isinstance(job, JobPayload):
-            good.append(_with_sender(connection, job))
+            valid.append(_with_sender(connection, job))
             if job.priority > 0:
-                first.add(job.queue)
+                queues_with_priority.add(job.queue)
         else:
             refused[job.jid] = str(job)
         if not place % JOBS_A_STEP:
             yield
-    if not good:
+    if not valid:
         connection.finish(resp.bulk(jsontext.encode(refused)))
         return
 
     def answer(result: list[FaktoryError | None] | FaktoryError) -> None:
-        if first:
-            server.prefetch_buffer.release_for_priority(first)
+        if queues_with_priority:
+            server.prefetch_buffer.release_for_priority(queues_with_priority)
         if isinstance(result, FaktoryError):
             connection.finish(resp.refusal(result))
         else:
-            _run_steps(server, len(good), _reply_push_bulk(server, connection, good, result, refused))
+            _run_steps(server, len(valid), _reply_push_bulk(server, connection, valid, result, refused))
 
-    server.push(good, answer)
+    server.push(valid, answer)
 
 
 def _reply_push_bulk(
     server: ServerContext,
     connection: ConnectedClient,
-    good: list[JobPayload],
+    valid: list[JobPayload],
     result: list[FaktoryError | None],
     refused: dict[str, str],
 ) -> Incremental[None]:
     if any(result):
-        for place, (job, refusal) in enumerate(zip(good, result, strict=True), 1):
+        for place, (job, refusal) in enumerate(zip(valid, result, strict=True), 1):
             if refusal is not None:
                 refused[job.jid] = _format_refusal(refusal)
             if not place % JOBS_A_STEP:
                 yield
     connection.finish(resp.bulk(jsontext.encode(refused)))
-    while good:  # free them in steps too: freeing many objects takes as long as reading them
-        server.announce_jobs(good[-JOBS_A_STEP:])
-        del good[-JOBS_A_STEP:]
-        if good:
+    while valid:  # free the jobs in steps too: freeing many objects takes as long as reading them
+        server.announce_jobs(valid[-JOBS_A_STEP:])
+        del valid[-JOBS_A_STEP:]
+        if valid:
             yield
 
 
@@ -136,19 +136,19 @@ def _run_steps(server: ServerContext, count: int, steps: Incremental[None]) -> N
 
 
 def _with_sender(connection: ConnectedClient, job: JobPayload) -> JobPayload:
-    """Add the sender's wid to a job of a batch, which checks it."""
+    """Add the sender's wid to a job of a batch: the broker checks whether this worker may add jobs to it."""
     if job.options is None or not job.options.bid:
         return job
     return replace(job, options=replace(job.options, caller_wid=connection.identity.wid))
 
 
 def fetch(server: ServerContext, connection: ConnectedClient, command: Fetch) -> bytes | None:
-    """Reply with a job, or null after two seconds (W13); a client that has closed its half gets none (W14)."""
+    """Reply with a job, or null after two seconds (W13); a client that has closed its sending half gets none (W14)."""
     if connection.is_ending:
         return resp.NULL
     wid = connection.identity.wid
     if not wid and conf.get("STRICT_WIDS"):
-        return without_wid("FETCH")  # without a wid it could not end the job
+        return without_wid("FETCH")  # without a wid the client could not end the job
 
     def answer(result: Reservation | FaktoryError | None) -> None:
         if not isinstance(result, Reservation):
@@ -158,7 +158,7 @@ def fetch(server: ServerContext, connection: ConnectedClient, command: Fetch) ->
         if (reply := _encode_job(server, result)) is None:
             connection.finish(resp.NULL)
         else:
-            if not result.is_prefetched:  # prefetched jobs are tracked since they left the buffer
+            if not result.is_prefetched:  # prefetched jobs are tracked from the time they leave the buffer
                 server.deliveries.add(result)
             connection.deliver(reply, result)
 
@@ -236,7 +236,7 @@ def beat(server: ServerContext, connection: ConnectedClient, command: BeatWorker
         else:
             connection.finish(resp.bulk(jsontext.encode({"state": state})) if state else resp.OK)
 
-    # Extends the reservations of confirmed deliveries only: a job that never arrived must return (ADR 0026).
+    # Extends reservations of confirmed deliveries only: a job that never arrived must return to its queue (ADR 0026).
     beat = replace(command.beat, keeps_delivered=True) if conf.get("BEAT_KEEPS_JOBS") else command.beat
     server.record_worker(beat, answer)
     return None

@@ -88,7 +88,7 @@ def new_bid() -> str:
 
 
 def withdraw(bids: Collection[str], *, using: str) -> int:
-    """Delete batches after a NEW that failed for its client; return how many.
+    """Delete batches after a BATCH NEW that failed for its client; return how many.
 
     The client never received the bid. Parents are corrected. A batch that was committed, or has a member or a child, is
     kept.
@@ -229,7 +229,7 @@ def purge(*, using: str, kept_for_s: float = KEPT_FOR_S, now: datetime | None = 
 
 
 def sweep(*, using: str, now: datetime | None = None) -> int:
-    """Take due steps of committed batches that were not taken; return how many batches had such steps.
+    """Take the due steps that committed batches have missed; return how many batches had such steps.
 
     There are none unless rows were changed manually or there is a bug: each change takes its steps itself.
     """

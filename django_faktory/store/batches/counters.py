@@ -68,7 +68,7 @@ def record_changes(connection: BaseDatabaseWrapper, changes: Iterable[Change], n
 
 
 def members_of(jobs: JobQuerySet) -> list[Job]:
-    """Return the jobs among these locked jobs that belong to a batch, by id, for `record_changes`."""
+    """Return the members and callbacks of batches among these locked jobs, ordered by id, for `record_changes`."""
     return list(jobs.filter(HAS_BATCH).order_by("id").only(*FIELDS))
 
 
@@ -123,7 +123,7 @@ class _BatchDelta:
 
 
 def _count_change(connection: BaseDatabaseWrapper, change: Change) -> batch_rules.CounterChange:
-    """Return how the change counts, and mark a row that can count again as counted."""
+    """Return the change of the batch's counters; mark a job that may run again, so that it is not counted twice."""
     job = change.job
     counted = batch_rules.count(
         change.to, has_run=job.has_run, counts_failed=job.counts_failed, succeeded=change.succeeded
@@ -169,7 +169,7 @@ def _apply_deltas(connection: BaseDatabaseWrapper, deltas: dict[str, _BatchDelta
                 _execute_step(connection, batch, step, now)
             if batch.parent_bid and steps:
                 _notify_parent(deltas.setdefault(batch.parent_bid, _BatchDelta()), steps)
-                # The parent joins its own level, so that rows are locked deepest first.
+                # The parent is added to its own level, so that rows are locked deepest first.
                 depths[batch.parent_bid] = batch.depth - 1
             # Most changes touch only counters; writing all columns would rewrite the callbacks' texts, which may be
             # long.
@@ -197,7 +197,7 @@ def _execute_step(connection: BaseDatabaseWrapper, batch: Batch, step: BatchStep
 
 
 def _fire(connection: BaseDatabaseWrapper, callback_kind: Kind, batch: Batch, now: datetime) -> str:
-    """Enqueue a callback and return its jid, a new one if another job has taken it."""
+    """Enqueue a callback and return its jid, which is a new one if another job has the requested jid."""
     description = jsontext.members(batch.complete if callback_kind is Kind.COMPLETE else batch.success)
     custom = jsontext.last_members(description["custom"]) if description.get("custom", "null") != "null" else {}
     custom |= {"_bid": jsontext.encode(batch.bid), "_cb": jsontext.encode(str(callback_kind))}

@@ -1,4 +1,7 @@
-"""Batch membership: check whether a job may join, and count new members. Rules: W26, `batch_rules`; ADR 0011."""
+"""Batch membership: check whether a job may join, and count new members. Rules: W26, `batch_rules`; ADR 0011.
+
+A push calls `admit`, then `count_new_members`; `add_to` checks one batch.
+"""
 
 from __future__ import annotations
 
@@ -18,7 +21,7 @@ from ...models import Batch, Job
 
 
 def admit(connection: BaseDatabaseWrapper, jobs: Iterable[JobPayload], now: datetime) -> dict[str, FaktoryError]:
-    """Lock the batches these jobs want to join; return the errors of jobs that may not, by jid."""
+    """Lock the batches that these jobs name; return the errors of the jobs that may not join, by jid."""
     requests = {job.jid: (job.options.bid, job.options.caller_wid) for job in jobs if job.options and job.options.bid}
     if not requests:
         return {}

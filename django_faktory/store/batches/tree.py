@@ -12,20 +12,20 @@ HAS_FAILED = Q(failed__gt=0) | Q(is_broken=True) | Q(complete_failed=True) | Q(s
 """Batches with a failed member or callback."""
 
 RECENT = 20_000
-"""Batches that are searched for failed ones, the newest: no index has these."""
+"""Number of the newest batches that are searched for failed ones: no index contains the failed batches."""
 MAX_FAILED = 1000
 
 MAX_BATCHES = 200
-"""Batches of a tree that are read at most."""
+"""Maximum number of batches that are read of one tree."""
 
 BIDS_AT_ONCE = 500
-"""Batch ids of one statement."""
+"""Maximum number of batch ids in one statement."""
 
 
 def tree_of(batch: Batch, *, max_count: int = MAX_BATCHES) -> list[Batch]:
     """Return the tree that contains this batch, from its root, depth first. One statement per level.
 
-    Of a larger tree it returns about `max_count` batches: whole levels from the root down, and always the path to this
+    If the tree is larger, return about `max_count` batches: level by level from the root, and always the path to this
     batch.
     """
     # Without the callbacks' job texts, which may be long.

@@ -1,6 +1,7 @@
-"""Cron entries: sync with code, edits, pauses, and the time each one is next due. ADR 0014.
+"""Create, edit and pause cron entries, and compute when each is next due. ADR 0014.
 
-Each operation locks the rows it changes. `runs` runs the entries that are due.
+`sync` applies the definitions in code, `save` a manual edit. Each operation locks the rows it changes. `runs` runs the
+entries that are due.
 """
 
 from __future__ import annotations
@@ -71,9 +72,9 @@ def sync(definitions: Iterable[CronDefinition], *, using: str, now: datetime | N
 
 
 def save(entry: CronEntry, *, using: str, now: datetime | None = None) -> None:
-    """Store a person's edit of this entry. A new schedule or time zone applies from now on.
+    """Store a manual edit of this entry. A new schedule or time zone applies from now on.
 
-    Only the fields of a definition are written, so runs that other nodes take at the same time stay taken.
+    Only the fields of a definition are written, so ticks that other nodes take at the same time stay taken.
     """
 
     def verb(connection: BaseDatabaseWrapper) -> None:
@@ -106,7 +107,7 @@ def pause(ids: Sequence[int], *, using: str) -> int:
 def resume(ids: Sequence[int], *, using: str, now: datetime | None = None) -> int:
     """Resume these entries from now on; return how many were paused.
 
-    Runs that fell into the pause are not made up for.
+    Ticks during the pause are skipped.
     """
 
     def change(entry: CronEntry, clock: datetime) -> bool:
@@ -140,7 +141,7 @@ def _change_each(
 def _apply_definition(entry: CronEntry, definition: CronDefinition | None, now: datetime) -> None:
     """Update an entry of code to its definition; None marks it as removed."""
     if definition is not None:
-        # An entry that code defines again starts from now: runs of the time in between are not made up for.
+        # An entry that code defines again starts from now: ticks in between are skipped.
         was_removed, entry.removed_at = entry.removed_at is not None, None
         _change_fields(entry, definition._asdict(), now, restarts=was_removed)
     elif entry.removed_at is None:

@@ -1,7 +1,7 @@
 """Run due cron entries: enqueue the job of each tick in the transaction that takes the tick. ADR 0014.
 
-So each tick enqueues at most one job, and a crash loses none. The module knows no tasks: its caller supplies the
-function that makes an entry's job. Lock order: the entry, then the rows its job needs.
+Each tick thus enqueues at most one job, and a crash loses none. Main functions: `enqueue_due_runs`, `run_now`; their
+caller supplies the function that creates an entry's job. Lock order: the entry, then the rows its job needs.
 """
 
 from __future__ import annotations
@@ -100,7 +100,7 @@ def _take_runs(connection: BaseDatabaseWrapper, pk: int, enqueue: Enqueue, now: 
     plan = due(schedule, entry.next_at, clock, missed=entry.missed, window_s=entry.window_s)
     if not rows.filter(next_at=entry.next_at).update(next_at=plan.next_at):
         return set()  # on databases without row locks, this UPDATE is the claim
-    # Ticks that are stored already: a second row would violate the unique constraint, and undo all of this (ADR 0014).
+    # Ticks that are stored already: a second row would violate the unique constraint and undo everything (ADR 0014).
     taken_ticks = set(
         CronRun.objects.using(using).filter(entry=entry, tick__gte=entry.next_at).values_list("tick", flat=True)
     )
@@ -109,7 +109,7 @@ def _take_runs(connection: BaseDatabaseWrapper, pk: int, enqueue: Enqueue, now: 
         note = "missed: no node ran at that time; later missed ticks are not listed"
         runs.append(CronRun(entry=entry, tick=plan.passed, outcome=RunOutcome.MISSED, note=note))
         logger.warning("cron entry missed ticks name=%s first=%s", entry.name, plan.passed.isoformat())
-    # A loop below sets it after the first job: of several missed runs with overlap "skip", one is enqueued.
+    # The loop also sets it after the first job: of several missed ticks with overlap "skip", one enqueues a job.
     is_busy = entry.overlap == Overlap.SKIP and _is_busy(entry, using)
     for tick in plan.ticks:
         if tick in taken_ticks:
@@ -202,7 +202,7 @@ def record_run_outcomes(*, using: str, now: datetime | None = None) -> bool:
 
 
 def forget_old(*, using: str) -> bool:
-    """Delete all but the latest `KEPT_RUNS` runs of each entry. Return whether more is left."""
+    """Delete all but the latest `KEPT_RUNS` runs of each entry. Return whether more remain to be deleted."""
     runs = CronRun.objects.using(using)
     ids: list[int] = run(
         using, lambda _: list(CronEntry.objects.using(using).values_list("pk", flat=True)), atomic=False

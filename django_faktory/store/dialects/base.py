@@ -1,4 +1,7 @@
-"""Define `Dialect`, the interface to the hot operations of a database, and the data types that all dialects share."""
+"""Define `Dialect`, the interface to the hot operations of a database, and the data types that all dialects share.
+
+`insertion_order` and `holds` are rules that every dialect must follow.
+"""
 
 from __future__ import annotations
 
@@ -33,7 +36,7 @@ It equals the shortest reservation allowed (W9), so that the lease shortens no r
 """
 
 FOLDED = -1
-"""Slot of the counter row that other rows are folded into (`store.statistics.counter_rows`).
+"""Slot of the counter row to which the rows of all connections are added (`store.statistics.counter_rows`).
 
 The previous release counts in slots 0 to 15.
 """
@@ -64,7 +67,7 @@ OrderedJobs = Sequence[tuple[int, JobPayload]]
 
 
 def insertion_order(jobs: Sequence[JobPayload]) -> Sequence[int]:
-    """Return the places of the jobs in the order of insertion: jobs without unique key by jid, then the others by key.
+    """Return the places of the jobs in insertion order: jobs without a unique key by jid, then the others by key.
 
     An insert waits for transactions that insert the same jid or key, so all inserts use this order (ADR 0024).
     """
@@ -87,7 +90,7 @@ def unique_key_of(job: JobPayload) -> str | None:
 
 # Created by the thousand, and free of reference cycles: the garbage collector need not track them (ADR 0004).
 class ClaimSlot(msgspec.Struct, frozen=True, gc=False):
-    """One line of a plan: claim up to `count` jobs of this queue for this worker."""
+    """One entry of a `ClaimPlan`: claim up to `count` jobs of this queue for this worker."""
 
     queue: str
     wid: str
@@ -115,7 +118,7 @@ class ClaimPlan(msgspec.Struct, frozen=True, gc=False):
     candidate_wids: Collection[str] = ()
     """Wids that may receive prefetched jobs; nothing is prefetched if one of them is quiet or terminating."""
     next_plans: Sequence[ClaimPlan] = ()
-    """Further plans, of which only slots and limits count.
+    """Further plans; only their slots and limits are used.
 
     They are claimed in this order after this plan, if the dialect `claims_in_turn`.
     """
@@ -209,7 +212,7 @@ class LastAckResult(NamedTuple):
 
     at: datetime
     permits: str | None
-    """Permits that the job got from a limit set while it ran.
+    """Permits that the job got from a limit that was created while it ran.
 
     They are released; the caller has to check their limiters.
     """
@@ -259,7 +262,7 @@ class PendingReply(Protocol):
 
 
 class LoopSession(Protocol):
-    """An idle connection that sends exchanges without waiting. Not used after its thread has used the connection."""
+    """An idle connection that sends exchanges without waiting. Invalid once its thread uses the connection again."""
 
     def begin(
         self, jobs: OrderedJobs, acks: Sequence[Ack], plan: ClaimPlan, now: datetime | None
@@ -327,8 +330,8 @@ class Dialect(ABC):
     ) -> InsertResult:
         """Insert, in the given order, jobs that share neither jid nor unique key with a stored row.
 
-        The jobs belong to no batch. To store the other jobs, the caller may change finished rows and take expired keys
-        from their rows: these rows are locked first, by id.
+        The jobs belong to no batch. Rows that the caller may then change to store the other jobs (finished rows, rows
+        with an expired key) are locked first, by id.
         """
         raise NotImplementedError
 
@@ -336,7 +339,7 @@ class Dialect(ABC):
     def lock_stored(
         self, connection: BaseDatabaseWrapper, jobs: OrderedJobs, now: datetime | None
     ) -> tuple[datetime, bool]:
-        """Lock, by id, all rows that inserts of these jobs may lock; return the time, and whether there may be any.
+        """Lock, by id, all rows that inserts of these jobs may lock; return the time, and whether such rows may exist.
 
         Used before a set that several statements insert in one transaction.
         """
@@ -523,7 +526,7 @@ class Dialect(ABC):
 
     @abstractmethod
     def mark_succeeded(self, cursor: CursorWrapper, ended: Sequence[tuple[int, Ack, int]], now: datetime) -> None:
-        """Mark locked jobs as succeeded; their rows are kept for the result. Each is (id, its ack, its result_ttl)."""
+        """Mark locked jobs as succeeded; their rows are kept for the result. Each item is (id, ack, result_ttl)."""
 
     def lock_failed(
         self,
@@ -574,11 +577,11 @@ def marks(values: Collection[Any]) -> str:
     return ", ".join(["%s"] * len(values))
 
 
-def holds(claimed_wid: str, claimed_attempt: int | None, wid: str, attempt: int) -> bool:
+def holds(reported_wid: str, reported_attempt: int | None, wid: str, attempt: int) -> bool:
     """Return whether a report comes from the job's holder (W16).
 
     The wids must be equal unless one is empty, and the attempts must be equal unless the report has none.
     """
     # Connections may send no wid in HELLO, and a prefetched job has none yet: then there is nothing to compare.
-    same_worker = not claimed_wid or not wid or claimed_wid == wid
-    return same_worker and claimed_attempt in (None, attempt)
+    same_worker = not reported_wid or not wid or reported_wid == wid
+    return same_worker and reported_attempt in (None, attempt)

@@ -15,7 +15,7 @@ _CURSOR_METHODS = ("cursor", "_cursor", "create_cursor", "_prepare_cursor", "mak
 
 
 def own_methods(connection: BaseDatabaseWrapper) -> list[str]:
-    """Return what makes the cursors of this connection and is not Django's own: names of methods and options."""
+    """Return the names of methods and options that create this connection's cursors and are not Django's own."""
     connection = connection.ops.connection
     backend: Any = type(connection)
     patched = [name for name in _CURSOR_METHODS if _is_patched(connection, name)]

@@ -1,7 +1,7 @@
 """Detect that a server has ended a session while its connection was idle.
 
-A statement sent on such a connection fails, although the database is available. It must not be repeated then: a lost
-connection does not show whether its last statement was committed.
+A statement sent on such a connection fails, although the database is available. The statement must not be repeated: a
+lost connection does not show whether its last statement was committed.
 """
 
 from __future__ import annotations

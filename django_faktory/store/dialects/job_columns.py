@@ -1,4 +1,4 @@
-"""Columns of a job's row that a push writes, and the rows that it may replace."""
+"""Columns of a job's row that a push writes (`INSERTED`, `REPLACED`), and the rows that it may replace."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ REPLACED = (
 
 NO_OPTIONS = JobOptions()
 
-# Sorted: the order of a set differs between processes, and a statement has the same text in each of them.
+# Sorted: the order of a set differs between processes, but a statement must have the same text in all of them.
 _ENDED_SQL = ", ".join(f"'{state}'" for state in sorted(FINISHED - {State.DEAD}))
 
 

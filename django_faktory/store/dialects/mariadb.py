@@ -71,7 +71,7 @@ class MariadbDialect(PortableDialect):
     def await_claims(self, connection: BaseDatabaseWrapper) -> None:  # noqa: ARG002
         """Sleep for CLAIMED_WITHIN_S: MariaDB does not show which transactions have read a table.
 
-        A claim takes some milliseconds; the sweep counts the jobs of one that took longer than this.
+        A claim takes some milliseconds; `limiters.sweep` counts the jobs of a claim that took longer than this.
         """
         # A longer wait would delay each new limit; later claims are counted by the sweep.
         time.sleep(CLAIMED_WITHIN_S)

@@ -36,7 +36,7 @@ from .base import (
 from .job_columns import INSERTED, NO_OPTIONS, REPLACED
 
 MOST_QUEUES = 200
-"""Limit of queues that one statement counts: SQLite takes 500 parts of a UNION and, before 3.32, 999 parameters."""
+"""Maximum number of queues in one count: SQLite takes 500 parts of a UNION and, before 3.32, 999 parameters."""
 
 COLUMNS, OPTIONS = 13, 3
 """Number of columns written for a plain job, and additional ones for a job with options; others have defaults."""
@@ -149,7 +149,7 @@ class PortableDialect(Dialect):
     ) -> Sequence[ClaimSlot]:
         """Return the slots of queues that have ready jobs.
 
-        A few slots are returned unchecked; of many, each with an empty queue would cost a statement.
+        A few slots are returned unchecked. With many, a statement for each empty queue would cost more than the check.
         """
         if len(slots) <= MOST_QUEUES // 10:
             return slots
@@ -200,7 +200,7 @@ class PortableDialect(Dialect):
     def _mark_working(
         self, cursor: CursorWrapper, ids: list[int], wid: str, clock: Any, plan: ClaimPlan, *, is_limited: bool
     ) -> None:
-        # A job that needs a permit keeps a key that is unique until the start until it has the permit
+        # A job that needs a permit keeps its `unique_until_start` key until it has the permit
         # (`limits.sql.record_permits`).
         starts = "CASE WHEN unique_until_start AND lock_key IS NULL THEN NULL ELSE unique_key END"
         limited = "permits = ''" if is_limited else f"unique_key = {starts}"
@@ -339,7 +339,7 @@ class PortableDialect(Dialect):
         return AckResult({jid: rows[jid][2] for jid in ended}, remaining)
 
     def _lock_working(self, cursor: CursorWrapper, jids: set[str], pushed: set[str]) -> list[tuple[Any, ...]]:
-        """Lock the rows with these jids, and return those of running jobs that acks name."""
+        """Lock the rows with these jids; return the rows of running jobs with `jids`."""
         # Find rows by jid alone: with a plain comparison of the state, MariaDB may walk the index of working jobs, and
         # wait for locks on jobs of other transactions. LOWER hides the state from its optimizer.
         or_pushed = f" OR jid IN ({marks(pushed)})" if pushed else ""

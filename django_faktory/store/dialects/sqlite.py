@@ -28,7 +28,7 @@ class SqliteDialect(PortableDialect):
         + ", ".join(f"{column} = excluded.{column}" for column in PortableDialect._replaced)  # noqa: SLF001
         + f" WHERE {replaceable(f'{JOB}.')}"
     )
-    # SQLite has no GREATEST and LEAST; with two arguments, MAX and MIN are no aggregates.
+    # SQLite has no GREATEST and LEAST; with two arguments, MAX and MIN are not aggregates.
     greatest, least = "MAX", "MIN"
     count_tail = (
         "ON CONFLICT (day, slot) DO UPDATE SET processed = processed + excluded.processed,"

@@ -1,4 +1,4 @@
-"""Make blocked jobs ready, key by key, for databases that cannot do it in one statement."""
+"""Make blocked jobs ready, key by key (`next_ready`), on databases that cannot do it in one statement."""
 
 from __future__ import annotations
 

@@ -17,7 +17,7 @@ NO_QUEUE = nullcontext()
 
 
 class WriteQueue:
-    """A reentrant lock that threads get in the order in which they ask for it.
+    """A reentrant lock that threads acquire in the order of their requests.
 
     It is reentrant because hooks that run after a commit may write again.
     """
@@ -45,7 +45,7 @@ class WriteQueue:
         with self._mutex:
             self._owner = None
             if self._waiting:
-                self._owner = -1  # no thread's: the queue is taken until the next one runs
+                self._owner = -1  # no thread's id: the queue is taken until the next thread runs
                 self._waiting.popleft().release()
 
     def _await_turn(self) -> None:
@@ -53,7 +53,7 @@ class WriteQueue:
             if self._owner is None:
                 self._owner = -1
                 return
-            # One lock per thread: those of a single lock or condition are not woken in the order of their arrival.
+            # One lock per waiting thread: a shared lock or condition does not wake threads in the order of arrival.
             turn = threading.Lock()
             turn.acquire()
             self._waiting.append(turn)

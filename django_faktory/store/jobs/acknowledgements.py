@@ -112,7 +112,7 @@ def _ack_chunk(
 def ack_last(
     report: Ack, job: Reservation, *, using: str, now: datetime | None = None, on_finished: OnFinished = ignore_finished
 ) -> bool:
-    """`ack` this job as the last statement of the caller's `atomic` block, which must end right after this call.
+    """Acknowledge this job as the last statement of the caller's `atomic` block, which must end right after this call.
 
     If the dialect supports it, COMMIT is part of the same message, and Django's own commit finds no transaction
     (ADR 0007). Return False if the job was not ended. Raise TransactionManagementError if the transaction is marked for

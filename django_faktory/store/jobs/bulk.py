@@ -290,9 +290,9 @@ def _format_as_fetched(job: Job) -> str:
     return jsontext.compact(reservation.wire())
 
 
-_between_tokens = re.compile(r"[:,{}\[\] \t\r\n]")
-_in_times = re.compile(r'["0-9TZ.-]+')
-_OUR_KEYS = ('"created_at"', '"enqueued_at"', '"failure"')
+_JSON_PUNCTUATION = re.compile(r"[:,{}\[\] \t\r\n]")
+_TIME_PART = re.compile(r'["0-9TZ.-]+')
+_KEYS_ADDED_BY_FETCH = ('"created_at"', '"enqueued_at"', '"failure"')
 MAX_CONDITIONS = 4
 
 
@@ -302,14 +302,14 @@ def _may_match(glob: Glob) -> Q:
     Literals of the glob are split at JSON punctuation, where the stored text may contain white space. Pieces that may
     occur only in fields that FETCH adds are left out, because the stored text does not have them.
     """
-    pieces = {piece for literal in glob.literals for piece in _between_tokens.split(literal)}
+    pieces = {piece for literal in glob.literals for piece in _JSON_PUNCTUATION.split(literal)}
     selective = [
         piece
         for piece in pieces
         if len(piece) > 1
         and is_storable(piece)
-        and not _in_times.fullmatch(piece)
-        and not any(piece in key for key in _OUR_KEYS)
+        and not _TIME_PART.fullmatch(piece)
+        and not any(piece in key for key in _KEYS_ADDED_BY_FETCH)
     ]
     # The longest pieces select best; each one costs a text search in every row.
     condition = Q()

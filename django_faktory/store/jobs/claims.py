@@ -134,8 +134,8 @@ def distribute(
         if not is_all and len(claimed) > 1:
             queues = next(request.queues for request in requests if request.count)
             claimed = sorted(claimed, key=lambda job: queues.index(job.queue))
-        if unclaimed := _deal(results, requests, claimed):
-            _release_unclaimed(unclaimed, context)
+        if unassigned := _assign_in_order(results, requests, claimed):
+            _release_unassigned(unassigned, context)
         return results
     # Each of the different requests tried its first queue only. Distribute these jobs together with those of the next
     # claim: alone, a job could be given to a request for which its queue is the last choice.
@@ -150,15 +150,15 @@ def distribute(
                 raise
             logger.warning("claim failed, delivering the jobs that were claimed before error=%s", error)
             break
-        _release_unclaimed(_assign(results, requests, undistributed + claimed_now), context)
+        _release_unassigned(_assign_by_queue(results, requests, undistributed + claimed_now), context)
         undistributed = []
         if not claimed_now:
             break
-    _release_unclaimed(_assign(results, requests, undistributed), context)
+    _release_unassigned(_assign_by_queue(results, requests, undistributed), context)
     return results
 
 
-def _release_unclaimed(jobs: Sequence[Reservation], context: ClaimContext) -> None:
+def _release_unassigned(jobs: Sequence[Reservation], context: ClaimContext) -> None:
     """Release claimed jobs that no request takes: the queues changed between the count and the claim."""
     if not jobs:
         return
@@ -204,7 +204,7 @@ class Leases(NamedTuple):
     """Lease durations of one broker, in seconds (ADR 0026)."""
 
     lock_s: float = locks.LEASE_S
-    """Lease of a lock that its worker extends by itself."""
+    """Lease of a lock that its worker extends with `extend_locks`."""
     worker_timeout_s: float = 60.0
     delivery_s: float = DELIVERY_LEASE_S
     """Maximum time from a claim for a client of the server to the confirmation of its delivery."""
@@ -212,7 +212,7 @@ class Leases(NamedTuple):
     def claim_context(
         self, requests: Sequence[FetchRequest], *, using: str, now: datetime | None, claim_numbers: ClaimNumbers
     ) -> ClaimContext:
-        """Return how to claim for these requests. All of them must ask for the same kind of lease."""
+        """Return the context of a claim for these requests, which must all ask for the same kind of lease."""
         lease = Lease.RESERVE_FOR
         for request in requests:
             if request.lease:
@@ -316,7 +316,7 @@ def _plan(
     needs = [request.count - len(result) for request, result in zip(requests, results, strict=True)]
     queues = dict.fromkeys(queue for request in requests for queue in request.queues)
     wids = {request.wid for request in requests if request.wid}
-    waiting, muted = run(
+    waiting, quiet_wids = run(
         using,
         lambda connection: dialect_of(connection).count_ready(connection, list(queues), max(sum(needs), 0), wids, now),
         atomic=False,
@@ -326,7 +326,7 @@ def _plan(
         waiting[queue] = waiting.get(queue, 0) + count
     slots: dict[tuple[str, str], int] = {}
     for request, need in zip(requests, needs, strict=True):
-        missing = 0 if request.wid in muted else need  # quiet and terminating workers get nothing
+        missing = 0 if request.wid in quiet_wids else need  # terminating ones too; they get nothing
         for queue in request.queues:
             count_to_claim = min(missing, waiting.get(queue, 0))
             if count_to_claim:
@@ -341,13 +341,13 @@ def _plan(
     return ClaimPlan(remaining_slots, sum(slot.count for slot in remaining_slots))
 
 
-def _deal(
+def _assign_in_order(
     results: list[list[Reservation]], requests: Sequence[FetchRequest], claimed: Sequence[Reservation]
 ) -> Sequence[Reservation]:
     """Append claimed jobs to the results of the requests, both in order, and return the jobs that no request takes.
 
-    No job that was claimed for these requests in turn is left: a request that takes the job of a later one leaves its
-    place to that one.
+    If the jobs were claimed for these requests in turn, none is left: a request that takes the job of a later request
+    leaves its own job to that request.
     """
     place = 0
     for request, result in zip(requests, results, strict=True):
@@ -362,7 +362,7 @@ def _deal(
     return claimed[place:]
 
 
-def _assign(
+def _assign_by_queue(
     results: list[list[Reservation]], requests: Sequence[FetchRequest], claimed: Sequence[Reservation]
 ) -> list[Reservation]:
     """Append claimed jobs to the results of the requests, best queue first; return the jobs that no request takes."""

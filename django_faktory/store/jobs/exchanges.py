@@ -1,4 +1,7 @@
-"""Push, acknowledge and fetch jobs in one transaction: the hot path of the server. Rules: W10, W13, W14, W16."""
+"""Push, acknowledge and fetch jobs in one transaction: the hot path of the server. Rules: W10, W13, W14, W16.
+
+`execute` runs an `Exchange` in a thread; `async_exchange` sends one from the event loop.
+"""
 
 from __future__ import annotations
 
@@ -77,7 +80,7 @@ class Exchange:
         return any(request.count for request in self.requests)
 
     def plan(self, number: int) -> ClaimPlan:
-        """Return the claim plan, marked with this claim number. Without slots, a query must find the work first."""
+        """Return the claim plan, marked with this claim number. If it has no slots, count the waiting jobs first."""
         plan = (plan_per_request(self.requests) if self.dialect.claims_in_turn else None) or first_plan(self.requests)
         # A plan without slots although a job is requested: `distribute` claims later, without prefetch.
         may_prefetch = plan.slots or not self.wants_jobs()

@@ -50,7 +50,7 @@ CHUNK = 200
 _default_rng = Random()
 _NO_REPORTS: Mapping[str, Interruption] = {}
 _BY_SHUTDOWN = Interruption(jid="", wid="", attempt=0, queue="", message="")
-"""Report in place of a worker that returned its jobs without one."""
+"""Report that is recorded if a worker unregisters without one for its job."""
 
 
 def fail(
@@ -242,7 +242,7 @@ class _FailureTransaction:
                 job = rows.get(failure.jid)
                 has_effect = job is not None and failure.jid not in reported_jids and _is_holder(failure, job)
                 if job and has_effect:
-                    # Its worker did not begin it: it lacks the code, or a suspect has to run alone (ADR 0027).
+                    # The worker did not begin the job: it lacks the code, or the job has to run alone (ADR 0027).
                     is_rescheduled = failure.verdict == LATER and not job.is_cancelled
                     (rescheduled if is_rescheduled else failed).append((job, failure))
                     reported_jids.add(failure.jid)  # a second report on the same job must have no effect
@@ -283,7 +283,7 @@ class _FailureTransaction:
             job.run_at = now + timedelta(seconds=failure.retry_in_s or 0.0)
             job.started_at = job.reserved_until = job.lock_token = job.permits = None
             if failure.errtype == UnknownJobType.__name__:
-                job.errtype = failure.errtype  # the alarm about unknown tasks finds it by that
+                job.errtype = failure.errtype  # the alarm about unknown tasks finds the job by it
             Job.objects.using(self.using).filter(pk=job.pk).update(
                 **{name: getattr(job, name) for name in _RESCHEDULED_FIELDS}, enqueued_at=None
             )
@@ -298,7 +298,7 @@ class _FailureTransaction:
         return lock_holders
 
     def release_rows(self, connection: BaseDatabaseWrapper, jobs: Sequence[Job]) -> None:
-        """Enqueue locked rows again that were never confirmed as delivered to a worker."""
+        """Enqueue locked rows again, of jobs without a confirmed delivery."""
         if jobs:
             self._collect_holds(jobs)
             Job.objects.using(connection.alias).filter(pk__in=[job.pk for job in jobs]).update(**ENQUEUED)

@@ -16,9 +16,9 @@ from ...models import Job
 HISTORY_LIMIT = 50
 """Maximum number of runs in a history; older ones are dropped."""
 LOGS_LIMIT = 5
-"""Latest runs that keep the lines of their log."""
+"""Number of the latest runs that keep their log lines."""
 INTERRUPTIONS_LIMIT = 10
-"""Maximum interrupted runs among them, so that frequent deployments do not push out the errors (ADR 0025)."""
+"""Maximum interrupted runs in a history, so that frequent deployments do not push out the errors (ADR 0025)."""
 
 
 def append_interruption(job: Job, report: Interruption, now: datetime) -> str:

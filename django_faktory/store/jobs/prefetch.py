@@ -21,7 +21,7 @@ from ..transactions import run
 
 
 def find_slots(requests: Sequence[FetchRequest]) -> tuple[Sequence[ClaimSlot], Collection[str]]:
-    """Return for each queue the highest number that a request allows to prefetch, and the wids that may get them."""
+    """Return the number of jobs to prefetch from each queue, and the wids that may receive these jobs."""
     count_by_queue: dict[str, int] = {}
     candidate_wids: set[str] = set()
     for request in requests:

@@ -44,7 +44,7 @@ def push(jobs: Sequence[JobPayload], *, using: str, now: datetime | None = None)
     places = insertion_order(distinct) if len(jobs) > 1 else (0,)
 
     def insert(connection: BaseDatabaseWrapper) -> None:
-        # One INSERT locks the rows it meets by itself. With several, all of these rows must be locked before the first
+        # A single INSERT locks the rows it conflicts with. With several, all these rows must be locked before the first
         # INSERT, or two overlapping sets deadlock (ADR 0030).
         clock, may_exist = now, not all(map(_has_new_jid, jobs))
         if may_exist and len(places) > CHUNK:

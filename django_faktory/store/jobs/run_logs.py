@@ -20,7 +20,7 @@ from . import history
 CHUNK = 100
 """Runs in one statement, whose CASE compares each row with every id."""
 LOCK_WAIT_S = 1.0
-"""How long lines wait for another transaction: the acknowledgements of the same jobs wait for them."""
+"""Seconds that log lines wait for another transaction: the acknowledgements of the same jobs wait for them."""
 
 
 def keep_logs(acks: Sequence[Ack], *, using: str) -> None:

@@ -1,4 +1,7 @@
-"""Iterate over all jobs of a state; each statement reads a bounded part of the state's index."""
+"""Iterate over all jobs of a state; each statement reads a bounded part of the state's index.
+
+`ids_of` yields ids, `portions` any columns; `portion` reads one portion, for callers that store the position.
+"""
 
 from __future__ import annotations
 
@@ -17,10 +20,10 @@ from ..transactions import run
 
 PORTION = 2000
 
-_AS_THEY_WAIT = ("queue", "sort_priority", "enqueued_at", "id")
+_CLAIM_ORDER = ("queue", "sort_priority", "enqueued_at", "id")
 _ORDERS = {
-    State.ENQUEUED: _AS_THEY_WAIT,
-    State.BLOCKED: _AS_THEY_WAIT,
+    State.ENQUEUED: _CLAIM_ORDER,
+    State.BLOCKED: _CLAIM_ORDER,
     State.SCHEDULED: ("run_at", "id"),
     State.RETRIES: ("run_at", "id"),
     State.WORKING: ("reserved_until", "id"),
@@ -43,7 +46,7 @@ def in_index_order(state: State, *, using: str) -> JobQuerySet:
 
 
 def ids_of(jobs: JobQuerySet, state: State, *, queue: str | None = None) -> Iterator[list[int]]:
-    """Yield the ids of those of these jobs that are in this state, in no fixed order.
+    """Yield the ids of the given jobs that are in this state, in no fixed order.
 
     At most `PORTION` at a time. `jobs` may have any filters, also ones without an index: they are applied to the ids
     read from the index. Jobs stored after the iteration began are left out.
@@ -66,7 +69,7 @@ def portions(
 ) -> Iterator[list[tuple[Any, ...]]]:
     """Yield these columns of all jobs of the state in index order.
 
-    With `queue` only those of the queue, for enqueued and blocked jobs only.
+    With `queue`, only jobs of that queue; allowed for enqueued and blocked jobs.
     """
     place: Sequence[Any] | None = None
     while True:

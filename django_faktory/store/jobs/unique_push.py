@@ -224,7 +224,7 @@ def _replace(connection: BaseDatabaseWrapper, finished: Sequence[int], rows: Seq
 
 
 class _NewRow(msgspec.Struct):
-    """The columns of a new job; those that are missing here have defaults in the database."""
+    """The columns of a new job; missing columns have defaults in the database."""
 
     jid: str
     jobtype: str

@@ -1,4 +1,7 @@
-"""Create, edit, pause and remove limits. Each change takes effect at its commit. ADR 0016."""
+"""Create, edit, pause and remove limits. Each change takes effect at its commit. ADR 0016.
+
+`sync` applies the limits in code, `save_limit` stores one limit; both copy its numbers to the limiters.
+"""
 
 from __future__ import annotations
 
@@ -200,11 +203,11 @@ def _lock_limits(connection: BaseDatabaseWrapper, scope: str, names: Collection[
 
 
 def _save(connection: BaseDatabaseWrapper, limit: Limit) -> Limit:
-    """Save a limit and copy its numbers into its limiters, locked before; they apply from the commit on."""
+    """Save a locked limit and copy its numbers into its limiters; they apply from the commit on."""
     alias = connection.alias
     limit.save(using=alias)
     rows = Limiter.objects.using(alias)
-    # An existing limiter of this very key used the limit of its family until now. Other keys of a family keep theirs.
+    # An existing limiter of this key used the limit of its family until now. Other keys of a family keep theirs.
     if limit.scope == Scope.KEY:
         rows.filter(scope=Scope.KEY, name=limit.name).update(limit=limit)
     else:
@@ -231,7 +234,7 @@ def _save(connection: BaseDatabaseWrapper, limit: Limit) -> Limit:
 def _must_count_running(limiter: Limiter, limit: Limit) -> bool:
     """Return whether a limiter must be paused until its running jobs are counted.
 
-    It must if it did not count jobs before, or if it is paused for that reason already.
+    This is so if it did not count jobs before, or is paused for that reason already.
     """
     return limit.concurrency is not None and (limiter.concurrency is None or limiter.is_paused)
 
@@ -242,7 +245,7 @@ def _apply_to_jobs(limit: Limit, using: str) -> Limit:
     limiter_rows = run(using, lambda _: list(own_limiters), atomic=False)
     ids = [pk for pk, _ in limiter_rows]
     if limit.concurrency is not None:
-        limiters.count_running([pk for pk, is_closed in limiter_rows if is_closed], using=using)
+        limiters.count_running([pk for pk, is_paused in limiter_rows if is_paused], using=using)
     limiters.promote_waiters(ids, using=using)
     return limit
 

@@ -45,7 +45,7 @@ T = TypeVar("T")
 
 
 class _MissingLimiters(Exception):
-    """Keys have a limit and no limiter yet.
+    """Raised if keys have a limit and no limiter yet.
 
     The transaction is rolled back, the limiters are created, and it is retried.
     """
@@ -221,7 +221,7 @@ def _block_refused(cursor: CursorWrapper, dialect: Dialect, refused: dict[int, t
         for scope in (Scope.TASK, Scope.KEY)
     }
     for queue in sorted({queue for queue, limiter in refused.values() if limiter.scope != Scope.QUEUE}):
-        # Otherwise the next claims would take, and put back, the same kind of job again and again.
+        # Otherwise the next claims would take and release the same kind of job again and again.
         sql.block_head(cursor, dialect, queue, tasks=by_scope[Scope.TASK], keys=by_scope[Scope.KEY])
     for limiter in full.values():
         limiter.is_awaited = True
@@ -259,8 +259,8 @@ def _unblock_fitting(
 ) -> tuple[set[str], bool]:
     """Make as many blocked jobs ready as a limiter has room for.
 
-    Returns the queues that got work, and whether a job was skipped that another transaction has locked. Nothing else
-    may make that job ready later: the last job in front of it may just have ended.
+    Returns the queues that got work, and whether a job was skipped that another transaction has locked. The caller
+    must try again: if the last job in front of it has just ended, nothing else makes that job ready.
     """
     if limiter.scope == Scope.QUEUE:
         # Jobs of a queue with a full limiter were never blocked, so the waiting FETCHes only need a notification.
@@ -332,7 +332,7 @@ def _unblock_if_room(
 
 
 def promote_waiters(ids: Iterable[int], *, using: str) -> None:
-    """Let these limiters make jobs ready, after the commit of a change; return when no job is skipped any more."""
+    """Make jobs of these limiters ready, after the commit of a change; try again for jobs that were skipped."""
 
     def promote(ids: Sequence[int]) -> Sequence[int]:
         # The change is committed: a lock timeout must not make the caller repeat it.
@@ -344,14 +344,14 @@ def promote_waiters(ids: Iterable[int], *, using: str) -> None:
 
 
 def promote_waiters_later(connection: BaseDatabaseWrapper, limiter_ids: Iterable[int | None]) -> None:
-    """After the commit, let these limiters make other jobs ready in place of jobs that left."""
+    """Call `promote_waiters` for these limiters after the commit, because jobs leave them."""
     ids = {limiter for limiter in limiter_ids if limiter is not None}
     if ids:
         after_commit(connection.alias, lambda: promote_waiters(ids, using=connection.alias))
 
 
 def find_limiters_of(jobs: JobQuerySet) -> list[int]:
-    """Return the limiters that had made the enqueued ones among these jobs ready.
+    """Return the limiters that made the enqueued jobs among these ready.
 
     Pass them to `promote_waiters_later` once the jobs are gone.
     """
@@ -363,9 +363,9 @@ def count_running(ids: Iterable[int], *, using: str) -> None:
     """Give running jobs the permits of these limiters that they lack, count them, and open the limiters.
 
     A limiter that is new, or did not count running jobs before, is paused until then, so that running jobs count from
-    the commit of the change on. Claims that read the limits before that commit are waited for, because their jobs run
-    too: see `Dialect.await_claims`. In the caller's transaction there is no such commit yet: the limiters open at once,
-    and the jobs are counted again after the commit.
+    the commit of the change on. This call waits for claims that read the limits before that commit, because their
+    jobs run too: see `Dialect.await_claims`. In the caller's transaction there is no such commit yet: the limiters open
+    at once, and the jobs are counted again after the commit.
     """
     ids = list(ids)
     if not ids:
@@ -438,7 +438,7 @@ def sweep(*, using: str) -> int | None:
     referenced_ids = run(using, find_referenced_limiters, atomic=False)
     if not limiter_by_id and not referenced_ids:
         return None
-    # Closed although its limit is not paused: the process that created it ended before it had counted.
+    # Paused although its limit is not: the process that created it ended before it had counted.
     count_running([row.pk for row in limiters if row.is_paused and row.limit.paused_at is None], using=using)
     is_used = bool(referenced_ids) or any(row.in_use or row.is_awaited for row in limiters)
     repaired = _recount(limiter_by_id, using)

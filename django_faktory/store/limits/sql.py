@@ -1,6 +1,7 @@
 """Statements of limiters (ADR 0016): lock and write their rows, give permits, block and unblock jobs, a set at a time.
 
-The SQL is the same for all databases; only the clause that locks rows differs.
+Used by `limiters` inside its transactions. The SQL is the same for all databases; only the clause that locks rows
+differs.
 """
 
 from __future__ import annotations
@@ -113,14 +114,14 @@ def lock_claimed(cursor: CursorWrapper, dialect: Dialect, jids: Collection[str])
 
 def record_permits(cursor: CursorWrapper, permits: Mapping[int, str | None]) -> None:
     """Record the permits of these jobs, so that they may be delivered."""
-    # A key that is unique until the start is released when the job has everything it needs, its lock included.
+    # A `unique_until_start` key is released when the job has everything it needs, its lock included.
     starts = "unique_until_start AND (lock_key IS NULL OR lock_token IS NOT NULL)"
     _set_each(cursor, "permits", permits, f"unique_key = CASE WHEN {starts} THEN NULL ELSE unique_key END")
 
 
 def undo_claims(cursor: CursorWrapper, limiters: Mapping[int, int | None]) -> None:
-    """Undo the claim of these jobs: block each at its limiter, or enqueue it again if that is None."""
-    # The claim counted an attempt; the job never ran, so it is taken back too.
+    """Undo the claim of these jobs: block each at its limiter, or enqueue it again if the limiter is None."""
+    # The claim counted an attempt; the job never ran, so the count is corrected too.
     undo_columns = (
         "attempt = attempt - 1, wid = '', started_at = NULL, reserved_until = NULL, permits = NULL, lock_token = NULL"
     )
@@ -275,7 +276,7 @@ def count_running_jobs(cursor: CursorWrapper) -> list[tuple[str, str, str | None
     return rows
 
 
-_OF_SCOPE = {"queue": "queue", "task": "jobtype", "key": "limit_key"}
+_COLUMN_OF_SCOPE = {"queue": "queue", "task": "jobtype", "key": "limit_key"}
 
 
 def lock_without_permit(
@@ -292,7 +293,7 @@ def lock_without_permit(
         return []
     scope, name = row
     cursor.execute(
-        f"SELECT id, permits FROM {JOB} WHERE state = 'working' AND {_OF_SCOPE[scope]} = %s AND id > %s"
+        f"SELECT id, permits FROM {JOB} WHERE state = 'working' AND {_COLUMN_OF_SCOPE[scope]} = %s AND id > %s"
         f" AND (permits IS NULL OR permits NOT LIKE %s) ORDER BY id LIMIT %s{dialect.plain_lock}",
         [name, after, f"%,{limiter},%", limit],
     )
@@ -301,10 +302,10 @@ def lock_without_permit(
 
 
 def give_permits(cursor: CursorWrapper, limiter: int, rows: Sequence[tuple[int, str | None]]) -> int:
-    """Give permits of a limiter to these locked jobs, except to jobs that have yet to acquire theirs; return the number
-    given.
+    """Give permits of a limiter to these locked jobs; return the number given.
 
-    Ids of deleted limiters are dropped from `permits`: a job holds permits of at most three, which fit into the column.
+    Jobs that have yet to acquire their permits are skipped. Ids of deleted limiters are dropped from `permits`: a job
+    holds permits of at most three limiters, which fit into the column.
     """
     permits_by_id = {row_id: parse_permits(permits) for row_id, permits in rows if permits != ""}
     if not permits_by_id:

@@ -170,8 +170,8 @@ def _block_siblings(connection: BaseDatabaseWrapper, keys: Sequence[str]) -> Non
 def release(connection: BaseDatabaseWrapper, jobs: Iterable[Job | Reservation]) -> None:
     """Release the locks of these jobs and make the next ones ready.
 
-    Call it inside the transaction that ended the runs. The jobs are as they were before it, with key and token; jobs
-    without a lock may be among them.
+    Call it inside the transaction that ended the runs. The jobs have the key and token from before that transaction;
+    jobs without a lock may be among them.
     """
     key_by_token = {job.lock_token: job.lock_key for job in jobs if job.lock_token is not None and job.lock_key}
     if key_by_token:
@@ -201,10 +201,10 @@ def make_next_ready(connection: BaseDatabaseWrapper, keys: Sequence[str]) -> set
 
 
 def block_if_locked(connection: BaseDatabaseWrapper, ids: Sequence[int]) -> None:
-    """Block those of these enqueued jobs that have to wait for their key.
+    """Block the enqueued jobs among these that have to wait for their key.
 
-    The key is held, or an earlier job of it is ready. Call it inside the transaction that enqueued them. Jobs without a
-    key are ignored.
+    A job waits if the key is held, or an earlier job of the key is ready. Call it inside the transaction that enqueued
+    the jobs. Jobs without a key are ignored.
     """
     jobs = Job.objects.using(connection.alias)
     arrivals = list(
@@ -262,7 +262,7 @@ class LockQueue:
 def promote_waiters(keys: Collection[str], *, using: str) -> None:
     """Make a job ready for each of these keys, unless a job holds it. Call it after the commit of a change.
 
-    It waits for transactions that are just releasing a key, so that of two concurrent changes the later one sees both.
+    It waits for transactions that are releasing a key, so that of two concurrent changes the later one sees both.
     """
     if not keys:
         return
@@ -296,7 +296,7 @@ def promote_waiters_later(connection: BaseDatabaseWrapper, keys: Collection[str]
 
 
 def keys_of(jobs: JobQuerySet) -> list[str]:
-    """Return the keys of those of these jobs that are ready or blocked by a limiter.
+    """Return the keys of the jobs among these that are ready or blocked by a limiter.
 
     Call `promote_waiters` for them once the jobs are gone: a job in either condition keeps the next job of its key
     blocked.
@@ -420,7 +420,7 @@ def sweep(
 
 
 def _find_stuck_keys(keys: Collection[str], using: str) -> set[str]:
-    """Return those of these keys that no job holds and for which no job is ready."""
+    """Return the keys among these that no job holds and for which no job is ready."""
     ordered, stuck_keys = sorted(keys), set()
     for chunk in chunks(ordered, KEY_CHUNK):
         held_keys = unmarked_locks(using=using).filter(key__in=chunk).values_list("key", flat=True)

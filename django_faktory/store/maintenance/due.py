@@ -1,4 +1,4 @@
-"""Time-based changes of jobs: enqueue due ones, expire late ones, purge old ones.
+"""Time-based changes of jobs: `enqueue_due`, `expire` and `purge`.
 
 Each function is safe to run on several nodes at once; there is no leader.
 """
@@ -163,7 +163,7 @@ def purge(*, using: str, now: datetime | None = None, limit: int = CHUNK) -> int
 
 
 def _find_purgeable(using: str, now: datetime | None) -> list[Any]:
-    """Return queries of finished jobs after their retention, first to be purged first.
+    """Return queries of finished jobs after their retention, earliest `purge_at` first.
 
     One query; without partial indexes one per state in which a job is due. A single query over all states would there
     read and sort everything due for each set (MariaDB, 400,000 due: 4 s).
@@ -172,6 +172,6 @@ def _find_purgeable(using: str, now: datetime | None) -> list[Any]:
     if _is_partial(using):
         return [jobs.in_state(*FINISHED)]
     queries = [jobs.filter(state=str(state)) for state in State if state in FINISHED]
-    # Without locks: MariaDB locks the row behind the range too. Behind the last dead job in its index comes the
+    # Without locks: MariaDB locks the row after the range too. After the last dead job in its index comes the
     # oldest job of a queue, and a FETCH would skip it.
     return run(using, lambda _: [query for query in queries if query.values_list("pk")[:1]], atomic=False)

@@ -93,8 +93,8 @@ def _build_statement(using: str, worker_timeout_s: float | None) -> tuple[str, t
     if worker_timeout_s is not None:
         checks.append(_compile_first(reserved_jobs(using=using), "reserved_until", using))
         # A condition is cheap here: the table has one row per worker process.
-        silent, values = _compile(find_stale_workers(worker_timeout_s, using=using).values("pk"), using)
-        checks.append((f"EXISTS ({silent})", values))
+        stale, values = _compile(find_stale_workers(worker_timeout_s, using=using).values("pk"), using)
+        checks.append((f"EXISTS ({stale})", values))
         checks.append(_compile_first(find_expiring_jobs(using=using), "expires_at", using))
     parts = [(now, now_values), *heads]
     for sql, values in checks:

@@ -37,7 +37,7 @@ def has_notifications(alias: str) -> bool:
     connection = connections[alias]
     if connection.vendor == "postgresql":
         return has_psycopg3()
-    # MariaDB sends none: `pipes` covers the processes of one node, polling the others.
+    # MariaDB sends none: `pipes` covers the processes of one node, polling covers other nodes.
     # No other process can open an in-memory database.
     return connection.vendor == "sqlite" and not connection.is_in_memory_db()  # type: ignore[attr-defined]  # SQLite's own
 
@@ -52,8 +52,8 @@ def listen(
 ) -> Listener:
     """Return a listener for the database `alias`, or `otherwise()` if it sends no notifications.
 
-    With `queues` the listener may drop notifications for other queues, with `is_own` (a `Publisher`'s) notifications of
-    this process. One listener of a node has `logs_problems`: it logs problems that all of them have. Nothing is
+    With `queues` the listener may drop notifications for other queues, with `is_own` (of a `Publisher`) notifications
+    from this process. One listener of a node has `logs_problems`: it logs problems that all of them have. Nothing is
     connected before the first wait, or else in a separate thread, so an unreachable database raises no error here.
     """
     if not has_notifications(alias):

@@ -16,7 +16,7 @@ DEBOUNCE_S = 0.010
 SECOND_LOOK_S = 0.012
 """Delay of the second look; longer than `DEBOUNCE_S`.
 
-By then the work is stored for which an announcement was dropped.
+By then, work with a dropped announcement is stored.
 """
 
 SELDOM = 5
@@ -64,7 +64,7 @@ class Listener(ABC):
         return poll_interval_s * SELDOM if self.hears_all else poll_interval_s
 
     def ring(self) -> None:
-        """Notify this listener from its own process, from any thread. Does nothing if it sees each commit anyway."""
+        """Notify this listener from its own process, in any thread. Does nothing if it already sees each commit."""
         return
 
     @abstractmethod

@@ -25,10 +25,10 @@ class LocalPipes:
 
     def ring(self, queues: Collection[str] | None = None) -> None:  # noqa: ARG002
         """Wake all listeners of the node, from any of its processes, for any queue."""
-        for _, bell in self._pipes:
+        for _, write_end in self._pipes:
             # A full pipe has bytes that its reader has not seen yet: it wakes anyway.
             with suppress(BlockingIOError):
-                os.write(bell, b".")
+                os.write(write_end, b".")
 
     def listener(self, place: int) -> LocalPipeListener:
         """Return the listener of the process with this index."""
@@ -49,18 +49,18 @@ class LocalPipeListener(Listener):
         super().__init__()
         self._read_end = read_end
         self._closed = threading.Event()
-        self._end, self._bell = os.pipe()
+        self._close_reader, self._close_writer = os.pipe()
 
     def close(self) -> None:
         """End the current wait and all later ones at once."""
         if not self._closed.is_set():
             self._closed.set()
-            os.close(self._bell)  # end of file wakes the waiting thread
+            os.close(self._close_writer)  # end of file wakes the waiting thread
 
     def _wait_for_notification(self, timeout_s: float) -> bool:
         if self._closed.is_set():
             return False
-        ready, _, _ = select.select([self._read_end, self._end], [], [], timeout_s)
+        ready, _, _ = select.select([self._read_end, self._close_reader], [], [], timeout_s)
         if self._closed.is_set() or self._read_end not in ready:
             return False
         with suppress(BlockingIOError):
@@ -70,4 +70,4 @@ class LocalPipeListener(Listener):
 
     def __del__(self) -> None:
         self.close()
-        os.close(self._end)
+        os.close(self._close_reader)

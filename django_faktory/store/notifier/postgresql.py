@@ -41,13 +41,13 @@ TEST_EVERY_S = 60.0
 LONGEST_PAUSE_S = 15.0
 
 UNLISTEN_TRIES = 50
-"""Attempts to reach the pooled session in which the trial still listens, to end that."""
+"""Attempts to send UNLISTEN to the pooled session that executed the LISTEN of the self-test."""
 
 # A notification does not need durability: with synchronous_commit off the statement does not wait for the disk.
 _NOTIFY = """
 SELECT pg_notify(%s, payload) FROM unnest(%s::text[]) AS payload
 WHERE (SELECT set_config('synchronous_commit', 'off', TRUE)) IS NOT NULL"""
-_NOTIFY_STRAIGHT = "SELECT %s WHERE (SELECT set_config('synchronous_commit', 'off', TRUE)) IS NOT NULL"
+_NOTIFY_THROUGH_LIBPQ = "SELECT %s WHERE (SELECT set_config('synchronous_commit', 'off', TRUE)) IS NOT NULL"
 
 
 def notify(connection: BaseDatabaseWrapper, queues: Collection[str], senders: set[int] | None = None) -> None:
@@ -63,7 +63,7 @@ def notify(connection: BaseDatabaseWrapper, queues: Collection[str], senders: se
         if senders is not None:
             senders.add(connection.connection.info.backend_pid)
         if has_psycopg3() and not (connection.execute_wrappers or connection.queries_logged):
-            _notify_outside_transaction(connection, payloads)
+            _notify_through_libpq(connection, payloads)
             return
         with connection.cursor() as cursor:
             cursor.execute(_NOTIFY, [CHANNEL, payloads])
@@ -73,7 +73,7 @@ def notify(connection: BaseDatabaseWrapper, queues: Collection[str], senders: se
             connection.close()  # the connection may be broken: the next statement opens another
 
 
-def _notify_outside_transaction(connection: BaseDatabaseWrapper, payloads: Sequence[str]) -> None:
+def _notify_through_libpq(connection: BaseDatabaseWrapper, payloads: Sequence[str]) -> None:
     """Send the notification through libpq.
 
     The enqueuing thread waits for it, and a Django cursor adds as much time as PostgreSQL itself takes.
@@ -83,7 +83,7 @@ def _notify_outside_transaction(connection: BaseDatabaseWrapper, payloads: Seque
     calls = ", ".join(map("pg_notify($1, ${})".format, range(2, 2 + len(payloads))))
     values = [CHANNEL.encode(), *map(str.encode, payloads)]
     with connection.wrap_database_errors:
-        result = connection.connection.pgconn.exec_params((_NOTIFY_STRAIGHT % calls).encode(), values)
+        result = connection.connection.pgconn.exec_params((_NOTIFY_THROUGH_LIBPQ % calls).encode(), values)
         if result.status != psycopg.pq.ExecStatus.TUPLES_OK:
             raise psycopg.errors.error_from_result(result)
 
@@ -92,7 +92,7 @@ class PostgresListener(Listener):
     """Receives NOTIFY on its own connection and thread, and reconnects when the connection breaks.
 
     With `queues`, notifications for other queues are dropped. Directly after connecting it wakes its waiter, because
-    earlier notifications were not received. A test at the start detects poolers that swallow notifications; then only
+    earlier notifications were not received. A test at the start detects poolers that drop notifications; then only
     polling remains, and the listener with `logs_problems` (one per node) logs that. `is_own` recognizes by backend pid
     the notifications that this process sent and does not need.
     """
@@ -204,16 +204,16 @@ class PostgresListener(Listener):
         LISTEN belongs to a session and outlives its client where sessions are shared. With the common channel, the next
         client of this session would receive and buffer every notification.
         """
-        trial = f"{CHANNEL}_{secrets.token_hex(8)}"
-        session = process_of(connection, f"LISTEN {trial}")
-        self._send(trial, _TEST)
+        test_channel = f"{CHANNEL}_{secrets.token_hex(8)}"
+        session = process_of(connection, f"LISTEN {test_channel}")
+        self._send(test_channel, _TEST)
         give_up_at, has_arrived = time.monotonic() + TEST_TIMEOUT_S, False
         while not (has_arrived or self._closed.is_set()) and time.monotonic() < give_up_at:
             notifications = self._receive_next(connection, give_up_at)
-            has_arrived = any(notification.channel == trial for notification in notifications)
+            has_arrived = any(notification.channel == test_channel for notification in notifications)
         # The pooler picks a session for each statement, so UNLISTEN may reach another one than LISTEN did.
         for _ in range(UNLISTEN_TRIES):
-            if process_of(connection, f"UNLISTEN {trial}") == session:
+            if process_of(connection, f"UNLISTEN {test_channel}") == session:
                 break
         return has_arrived
 
@@ -232,8 +232,8 @@ class PostgresListener(Listener):
         return False
 
     def _send(self, channel: str, payload: str) -> None:
-        # From another connection: a pooler returns to a sender the notifications that it withholds from waiting
-        # clients.
+        # From another connection: a pooler passes notifications to a client that sends a statement, although it
+        # withholds them from waiting clients.
         with closing(self._connect()) as sender:
             sender.execute("SELECT pg_notify(%s, %s)", [channel, payload])
 

@@ -79,7 +79,7 @@ class Publisher:
         self._called = threading.Event()
         self._stopping = threading.Event()
         self._senders: set[int] = set()
-        self._thread = threading.Thread(target=self._run, name="faktory-crier", daemon=True)
+        self._thread = threading.Thread(target=self._run, name="faktory-publisher", daemon=True)
         self._thread.start()
 
     def announce(self, alias: str, queues: Collection[str]) -> None:
@@ -114,6 +114,6 @@ class Publisher:
                     connection.close()
                     since = time.monotonic()
                 postgresql.notify(connection, queues, self._senders)
-                # Collects the announcements of this time for the next NOTIFY; `stop` ends the wait.
+                # Announcements that arrive meanwhile are sent with the next NOTIFY; `stop` ends the wait.
                 self._stopping.wait(DEBOUNCE_S)
         connection.close()

@@ -40,7 +40,7 @@ A write during such a pause is noticed at its end.
 """
 
 LATE_S = 0.1
-"""The last of these pauses. A commit that takes three times as long is found by the regular look."""
+"""Longest of these pauses. A commit that takes three times as long is found by the regular look."""
 
 REGULAR_LOOK_S = 1.0
 """Interval of the regular looks while writes are watched: the watched file may have been replaced by another one."""
@@ -55,7 +55,7 @@ class SqliteListener(Listener):
         super().__init__()
         self._alias = alias
         self._closed = threading.Event()
-        self._end, self._bell = os.pipe()
+        self._close_reader, self._close_writer = os.pipe()
         self._watch: FileWatch | None = None
         self._pause_s: float | None = None  # pause before the next look after a write; None: no write
         self._using = threading.Lock()
@@ -68,7 +68,7 @@ class SqliteListener(Listener):
         """End the current wait and all later ones at once, and close the connection."""
         if not self._closed.is_set():
             self._closed.set()
-            os.close(self._bell)  # end of file wakes the waiting thread
+            os.close(self._close_writer)  # end of file wakes the waiting thread
         with self._using:
             self._disconnect()
 
@@ -81,10 +81,10 @@ class SqliteListener(Listener):
             remaining_s = deadline - time.monotonic()
             if remaining_s <= 0:
                 return False
-            self._rest(remaining_s)
+            self._wait_for_next_look(remaining_s)
         return False
 
-    def _rest(self, longest_s: float) -> None:
+    def _wait_for_next_look(self, longest_s: float) -> None:
         """Wait until another look is worthwhile, or until closed."""
         watch = self._watch
         if watch is None:
@@ -94,7 +94,7 @@ class SqliteListener(Listener):
             self._closed.wait(min(longest_s, self._pause_s))
             self._pause_s *= GROWTH
         else:
-            _wait_for([watch.fileno(), self._end], min(longest_s, self._pause_s or REGULAR_LOOK_S))
+            _wait_for([watch.fileno(), self._close_reader], min(longest_s, self._pause_s or REGULAR_LOOK_S))
             self._pause_s = self._pause_s * GROWTH if self._pause_s and self._pause_s < LATE_S else None
 
     def _has_changed(self) -> bool:
@@ -145,7 +145,7 @@ class SqliteListener(Listener):
 
     def __del__(self) -> None:
         self.close()
-        os.close(self._end)
+        os.close(self._close_reader)
 
 
 def _wait_for(descriptors: list[int], timeout_s: float) -> None:

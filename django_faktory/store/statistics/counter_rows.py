@@ -1,7 +1,7 @@
 """Fold the counter rows of connections into one row per day (ADR 0024).
 
-Each connection counts in a row of its own, so that no two wait for each other. Folding loses no count although
-connections keep writing.
+Each connection counts in a row of its own, so that connections do not wait for each other. Folding loses no count
+although connections keep writing.
 """
 
 from __future__ import annotations

@@ -1,4 +1,7 @@
-"""Counts for INFO, metrics and the admin: exact, from one snapshot, and equal on every node (W22)."""
+"""Counts for INFO, metrics and the admin: from one snapshot, and equal on every node (W22).
+
+`counts` is exact; `read_bounded_counts` stops at a limit. The `shared_…` functions share their reads between callers.
+"""
 
 from __future__ import annotations
 
@@ -65,7 +68,7 @@ class AllCounts:
     queues: dict[str, int] = field(default_factory=dict)
     """Enqueued and blocked jobs of every queue that is known or has such jobs."""
     latencies: dict[str, float] = field(default_factory=dict)
-    """Seconds that the oldest of them has waited; queues without jobs are left out."""
+    """Seconds that the oldest of these jobs has waited, by queue; queues without jobs are left out."""
     claimable: dict[str, Waiting] = field(default_factory=dict)
     """Size and latency of queues with enqueued jobs, without blocked ones."""
     paused: set[str] = field(default_factory=set)
@@ -120,7 +123,7 @@ def read_bounded_counts(*, using: str, worker_timeout_s: float = 60, sizes: Coun
 
 
 def counts(*, using: str, worker_timeout_s: float = 60, sizes: CountLimits = SIZES) -> AllCounts:
-    """Read all counts: with one statement, or with `read_exact_counts` if a set is larger than it counts."""
+    """Read all counts: with one statement, or with `read_exact_counts` if a set is too large for that."""
     result = read_bounded_counts(using=using, worker_timeout_s=worker_timeout_s, sizes=sizes)
     if result.is_complete:
         return result
@@ -261,8 +264,9 @@ def _read_first(connection: BaseDatabaseWrapper, worker_timeout_s: float, sizes:
 
 @lru_cache(maxsize=8)
 def _build_first_statement(using: str, worker_timeout_s: float, sizes: CountLimits) -> Part:
-    """Build the first statement, cached: with few jobs stored, Django takes longer to build it than the database to
-    answer.
+    """Build the first statement.
+
+    Cached: with few jobs stored, Django takes longer to build it than the database to answer.
     """
     connection = connections[using]
     parts = [counted_set.part(connection, counted_set.size) for counted_set in _build_sets(using, sizes)]

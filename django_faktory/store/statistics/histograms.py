@@ -32,9 +32,9 @@ The charts of the last three hours need the minutes.
 """
 
 SUM_MEMORY = "32MB"
-"""Memory in which PostgreSQL may sum the month by queue and task.
+"""`work_mem` in which PostgreSQL sums a month by queue and task.
 
-It expects every pair of both, and with its default of 4 MB sorts 280,000 rows on disk first: 260 ms instead of 130.
+The planner expects every pair of both, and with the default of 4 MB sorts 280,000 rows on disk: 260 ms instead of 130.
 """
 
 HOUR = timedelta(hours=1)
@@ -154,7 +154,7 @@ def fold_idle_series(
 def read_totals(*, using: str, limit: int = 1000) -> dict[tuple[str, str], Series]:
     """Return the all-time sums by queue and jobtype.
 
-    The `limit` pairs with the most started jobs; `OTHER` contains the sums of all remaining pairs.
+    Returns the `limit` pairs with the most started jobs; `OTHER` contains the sums of all remaining pairs.
     """
     rows = Measure.objects.using(using).filter(minute=ALL_TIME)
     # One row more than needed shows whether the sums of `OTHER` have to be computed.
@@ -183,7 +183,7 @@ def pace(*, using: str, since: datetime) -> dict[datetime, tuple[int, int]]:
 
 
 class RecentRuns(NamedTuple):
-    """Runs of one task in one queue within a time."""
+    """Runs of one task in one queue in a period."""
 
     queue: str
     jobtype: str

@@ -134,7 +134,7 @@ def test_unique_arguments_with_more_than_10000_nested_members_are_refused(custom
     inner = f"{{{members}}}"
     line = f'PUSH {{"jid":"12345678","jobtype":"t","args":[{{{members},"a":{inner}}}],"custom":{{{custom}}}}}'
     with pytest.raises(
-        InvalidPayload, match=r"^args: expected at most 10000 members of objects within each other, as "
+        InvalidPayload, match=r"^args: expected at most 10000 members of objects within each other, because "
     ):
         parse(line)
     beside = f'PUSH {{"jid":"12345678","jobtype":"t","args":[{inner},{inner}],"custom":{{{custom}}}}}'

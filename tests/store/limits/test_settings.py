@@ -80,7 +80,7 @@ def test_an_invalid_limit_option_of_a_task_is_rejected(options):
 
 
 def test_a_task_name_with_a_colon_rejects_a_per_key_limit():
-    with pytest.raises(InvalidTask, match="whose name has no colon"):
+    with pytest.raises(InvalidTask, match="name without a colon"):
         task(name="a:b", limit=1, limit_key=str)(tasks.body)
     assert "a:b" not in _registry
 

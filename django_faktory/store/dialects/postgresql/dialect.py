@@ -63,7 +63,7 @@ _json = msgspec.json.Encoder()
 CLAIMED_WITHIN_S = 2.0
 """Limit in seconds of the wait for claims that may not have seen a new limit.
 
-The sweep counts the jobs of a claim that takes longer.
+`limiters.sweep` counts the jobs of a claim that takes longer.
 """
 
 # Poll interval. It also covers a claim that has taken its snapshot, but not yet its table lock.
@@ -74,7 +74,7 @@ WHERE locktype = 'relation' AND relation = %s::regclass AND granted AND pid <> p
   AND database = (SELECT oid FROM pg_database WHERE datname = current_database())"""
 
 LOCKS_IN_USE_S = 10.0
-"""Time in seconds after a job with a lock was seen here in which exchanges include the statements for such jobs."""
+"""Seconds for which exchanges include the statements for jobs with locks, after this process has seen such a job."""
 
 
 class PostgresqlDialect(Dialect):
@@ -193,7 +193,7 @@ class PostgresqlDialect(Dialect):
             next_holders = results.pop() if is_handed_over else []
             if next_holders:
                 # Another job of its key is likely to follow such a job: try `hand_off_lock` at its end (ADR 0020).
-                self._relay.remember(jid for jid, _, _ in next_holders)
+                self._lock_handoff.remember(jid for jid, _, _ in next_holders)
             ending = self._build_ack_result(results[:end_count], next_holders) if acks else AckResult({}, set())
             if jobs and results[end_count]:
                 ending = ending._replace(blocked={*ending.blocked, *blocked_keys(results[end_count])})
@@ -219,13 +219,13 @@ class PostgresqlDialect(Dialect):
     def hand_off_lock(
         self, connection: BaseDatabaseWrapper, ack: Ack, plan: ClaimPlan, now: datetime | None
     ) -> HandoffResult | None:
-        # Whatever the statement does, this process has jobs with locks: the general way must expect them.
+        # Whatever the statement does, this process has jobs with locks: the slow path must expect them.
         self._locks_seen_at = time.monotonic()
-        return self._relay.run(connection, ack, plan, now)
+        return self._lock_handoff.run(connection, ack, plan, now)
 
     def expects_lock_handoff(self, jid: str) -> bool:
-        """Return whether this job got its lock from the end of another, and `hand_off_lock` was not tried for it."""
-        return self._relay.expects(jid)
+        """Return whether this job received its lock from an ended job, and `hand_off_lock` was not tried for it."""
+        return self._lock_handoff.expects(jid)
 
     has_lock_wait = True
 
@@ -244,7 +244,7 @@ class PostgresqlDialect(Dialect):
         """Return whether the session was ended, for example by `pg_terminate_backend` or a restart.
 
         Data at an idle connection may also be a notification or a changed setting, so the driver reads and classifies
-        it. One read is not enough: the server sends its last message before the end of file, and only that is an end.
+        it. One read is not enough: the server sends a last message, and then the end of file, which alone is the end.
         """
         session = connection.connection
         if session.closed:
@@ -277,7 +277,7 @@ class PostgresqlDialect(Dialect):
     ) -> tuple[dict[str, int], set[str]]:
         with connection.cursor() as cursor:
             [rows] = execute(cursor, [(WAITING, [list(queues), max_count, list(wids), now])])
-        return {name: count for name, count, muted in rows if not muted}, {wid for wid, _, muted in rows if muted}
+        return {name: count for name, count, is_wid in rows if not is_wid}, {wid for wid, _, is_wid in rows if is_wid}
 
     def end(
         self, connection: BaseDatabaseWrapper, acks: Sequence[Ack], now: datetime | None, pushed: Sequence[str] = ()
@@ -303,7 +303,7 @@ class PostgresqlDialect(Dialect):
         [[(_, ended_at, permits)]] = results
         return LastAckResult(ended_at, permits)
 
-    _relay = LockHandoff()
+    _lock_handoff = LockHandoff()
     # Threads write these without a mutex: each writes the present time, so the order does not matter.
     _locks_seen_at = float("-inf")
     _permits_seen_at = float("-inf")
@@ -345,7 +345,7 @@ class PostgresqlDialect(Dialect):
                 remaining.add(jid)
             else:
                 ended[jid] = EndedRun(wid, attempt, queue, jobtype, (ended_at - started_at).total_seconds())
-        # Some of them probably hold locks: end those with the same message from now on.
+        # Some of these jobs probably hold locks: from now on, end such jobs in the same message.
         if remaining:
             self._locks_seen_at = time.monotonic()
         if not other_results:
@@ -382,9 +382,9 @@ class PostgresqlDialect(Dialect):
         return acquired
 
     def await_claims(self, connection: BaseDatabaseWrapper) -> None:
-        """Wait until the transactions that have the table of limits locked have ended, at most CLAIMED_WITHIN_S.
+        """Wait until the transactions that hold a lock on the table of limits have ended, at most CLAIMED_WITHIN_S.
 
-        Each claim reads that table, and so holds a lock in share mode on it until it ends.
+        Each claim reads that table, and so holds an ACCESS SHARE lock on it until it ends.
         """
         deadline = time.monotonic() + CLAIMED_WITHIN_S
         claims: set[str] | None = None
@@ -394,7 +394,7 @@ class PostgresqlDialect(Dialect):
             with connection.cursor() as cursor:
                 cursor.execute(_READERS_OF_LIMITS, [LIMIT])
                 readers = {transaction for (transaction,) in cursor.fetchall()}
-            # Only claims of the first look count: later ones already read the new limit.
+            # Only claims of the first poll count: later ones already read the new limit.
             claims = readers if claims is None else claims & readers
 
     def acquire_locks(
@@ -447,7 +447,7 @@ class PostgresqlDialect(Dialect):
 
 
 class _LoopSession(NamedTuple):
-    """See `base.LoopSession`."""
+    """Session of a lent connection, which implements `base.LoopSession`."""
 
     dialect: PostgresqlDialect
     connection: BaseDatabaseWrapper
@@ -456,7 +456,7 @@ class _LoopSession(NamedTuple):
     def begin(
         self, jobs: OrderedJobs, acks: Sequence[Ack], plan: ClaimPlan, now: datetime | None
     ) -> PendingReply | None:
-        # Input between two messages is the session's end, a notice or a notification: the thread finds out.
+        # Input between two messages is the session's end, a notice or a notification: the thread finds out which.
         if self.session.is_readable():
             return None
         return self.session.begin(*self.dialect.build_exchange(self.connection, jobs, acks, plan, now))

@@ -52,8 +52,8 @@ def replacing(jids: int, may_exist: int) -> str:
 
     Both happen before the first insert (ADR 0030). A row that another transaction stores meanwhile stays: an insert
     that does nothing on a conflict neither locks nor replaces it. If the parameter `may_exist` is false, no row is
-    looked up: `LOCK_STORED` has found none. Rows are looked up by scalar sub-selects: a planner that knows a small
-    table would join it, and read all of it after it has grown.
+    looked up: `LOCK_STORED` has found none. Rows are looked up by scalar sub-selects: a plan made while the
+    table is small would be a join, which reads the whole table after it has grown.
     """
     return f"""
 WITH stored AS MATERIALIZED (
@@ -67,8 +67,8 @@ gone AS (DELETE FROM {JOB} WHERE id = ANY (ARRAY(SELECT id FROM stored WHERE is_
 IS_REPLACED = "(SELECT COUNT(*) FROM gone) >= 0"
 """SQL condition that is true once `replacing` is complete."""
 
-# A lone job is sent as plain values, because encoding and parsing JSON would cost more. It needs no lock before its
-# insert: a statement that stores one row holds no other lock while it waits for this one.
+# A lone job is sent as plain values, because encoding and parsing JSON would cost more. No row is locked before its
+# insert: a statement that stores one row holds no other row lock while it waits for this one.
 PUSH_ONE = Statement(
     "push_one",
     ["text", "text", "text", "smallint", "text", "int", "int", "smallint", "int", "timestamptz", "timestamptz"],
@@ -100,9 +100,9 @@ FROM {clock(2)}, ROWS FROM (json_to_recordset($1) AS (jid text, jobtype text, qu
     gives_rows=False,
 )
 
-# For jobs that differ only in texts, as those of one task or client mostly do, only the texts are sent as a set: to
-# parse a JSON record with ten members takes PostgreSQL 3 of the 14 µs in which it stores a job. Types and queues that
-# are all the same are sent once, and of places that count up the first.
+# Jobs of one task or client mostly differ only in texts (jid, jobtype, queue, payload), so only the texts are sent for
+# each job: PostgreSQL takes 14 µs to store a job, 3 of them to parse a JSON record with ten members. A jobtype or queue
+# that all jobs share is sent once; of consecutive places only the first is sent.
 PUSH_ALIKE = Statement(
     "push_alike",
     [*["text[]"] * 4, "smallint", "int", "int", "smallint", "int", "timestamptz", "timestamptz", "int[]", "boolean"],
@@ -115,8 +115,8 @@ FROM {clock(11)}, (
     gives_rows=False,
 )
 
-# Runs before a set that several statements insert in one transaction: the first must not insert before the last one's
-# rows are locked. A key that has expired is taken from its job, so that job's row is locked too.
+# Runs before a set that several statements insert in one transaction: the first statement must not insert before the
+# rows of the last one are locked. An expired key is taken from its job, so that job's row is locked too.
 LOCK_STORED = Statement(
     "lock_stored",
     ["text[]", "text[]", "timestamptz"],
@@ -293,7 +293,7 @@ def push_call(jobs: OrderedJobs, now: datetime | None, *, may_exist: bool) -> Ca
 
 
 def lock_stored_call(jobs: OrderedJobs, now: datetime | None) -> Call:
-    """Return the call that locks the rows that inserts of these jobs may meet."""
+    """Return the call that locks the rows with which inserts of these jobs may conflict."""
     keys = [key for _, job in jobs if (key := unique_key_of(job))]
     return LOCK_STORED, [[job.jid for _, job in jobs], keys, now]
 
@@ -323,7 +323,7 @@ def end_last_call(connection: BaseDatabaseWrapper, ack: Ack, now: datetime | Non
 
 
 def claim_calls(claim: Statement, plan: ClaimPlan, now: datetime | None) -> list[Call]:
-    """Return a claim for each wid of the plan, followed by those of its further plans."""
+    """Return a claim for each wid of the plan, followed by the claims of its `next_plans`."""
     calls: list[Call] = []
     for subplan in (plan, *plan.next_plans):
         by_wid: dict[str, tuple[list[str], list[int]]] = {}

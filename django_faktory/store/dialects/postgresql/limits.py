@@ -21,7 +21,7 @@ def closed_queues(clock: int) -> str:
 
 
 # The usual case of acquiring permits, in one statement: every limiter has room for the whole set, and no job waits at a
-# limiter that counts starts. Otherwise the statement does nothing, and the caller uses the general way. Jobs are locked
+# limiter that counts starts. Otherwise the statement does nothing, and the caller uses the slow path. Jobs are locked
 # first, then limiters in the order of their ids. The ids pass through arrays, which are computed once, whatever changes
 # while the statement waits for a row.
 _ACQUIRE_PERMITS = f"""
@@ -86,7 +86,7 @@ If a crash of the database undoes it, the job was not delivered yet, or runs aga
 
 
 # Ends the jobs that END skips because they hold permits, if they belong to no batch, have no lock, and no job waits for
-# their permits. A waiting job needs the general way, which unblocks it.
+# their permits. A waiting job needs the slow path, which unblocks it.
 END_WITH_PERMITS = Statement(
     "end_with_permits",
     ["timestamptz", "json", "bigint"],

@@ -1,7 +1,7 @@
-"""End a job that held a lock and claim the next job of its key, in one statement on PostgreSQL (ADR 0015, 20).
+"""End a job that held a lock and claim the next job of its key, in one statement on PostgreSQL (ADR 0015, 0020).
 
-Only the usual case of a hot key: the next job waits for this lock alone, and a claim would return it now. Otherwise the
-statement does nothing, and the caller uses the general way: end, free, claim, lock. The key is never free in between,
+Only for the usual case of a hot key: the next job waits for this lock alone, and a claim would return it now. Otherwise
+the statement does nothing, and the caller uses the slow path: end, free, claim, lock. The key is never free in between,
 so a job that was pushed meanwhile cannot be missed: it waits for the new holder.
 """
 
@@ -97,43 +97,43 @@ FROM held, token, taken, clock""",
 )
 
 MOST_CHAINS = 10_000
-"""Limit of remembered jobs that got their lock from the end of another.
+"""Maximum number of remembered jobs that received their lock from an ended job.
 
-A forgotten job costs one use of the general way.
+A forgotten job costs one use of the slow path.
 """
 
 
 class LockHandoff:
     """Memory of jobs for which the statement is likely to succeed, and its execution.
 
-    A job that got its lock from the end of another is likely to be followed by a third one. With keys that are all
-    different, no job gets its lock that way, and the statement is never tried.
+    A job that received its lock from an ended job is likely to be followed by another job of its key. If all keys are
+    different, no job receives its lock that way, and the statement is never tried.
     """
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
-        self._heirs: dict[str, None] = {}
+        self._next_holders: dict[str, None] = {}
 
     def remember(self, jids: Iterable[str]) -> None:
-        """Remember jobs that got their lock from the end of another."""
+        """Remember jobs that received their lock from an ended job."""
         # Exchanges in several threads share this dict; `expects` only reads it, and needs no mutex.
         with self._lock:
-            self._heirs.update(dict.fromkeys(jids))
+            self._next_holders.update(dict.fromkeys(jids))
             # Dicts keep their insertion order, so the oldest job is forgotten first.
-            while len(self._heirs) > MOST_CHAINS:
-                del self._heirs[next(iter(self._heirs))]
+            while len(self._next_holders) > MOST_CHAINS:
+                del self._next_holders[next(iter(self._next_holders))]
 
     def expects(self, jid: str) -> bool:
-        """Return whether this job got its lock from the end of another."""
-        return jid in self._heirs
+        """Return whether this job received its lock from an ended job."""
+        return jid in self._next_holders
 
     def run(
         self, connection: BaseDatabaseWrapper, ack: Ack, plan: ClaimPlan, now: datetime | None
     ) -> HandoffResult | None:
         """Run the statement for this ack; None: it did nothing. Tried once for each job."""
-        # Forgotten before the attempt: if the statement does nothing, the exchange ends this job in the general way.
+        # Forgotten before the attempt: if the statement does nothing, the exchange ends this job by the slow path.
         with self._lock:
-            self._heirs.pop(ack.jid, None)
+            self._next_holders.pop(ack.jid, None)
         # The plan is that of a single request, so all of its slots have the same wid.
         queues, wid = [slot.queue for slot in plan.slots], plan.slots[0].wid
         values: list[Any] = [
@@ -145,7 +145,7 @@ class LockHandoff:
             return None
         [(token, wid, attempt, queue, jobtype, ended_at, started_at, is_all, *job_columns)] = rows
         [job] = reservations([[tuple(job_columns)]])
-        # The chain goes on: a third job of the key is likely to follow.
+        # Another job of the key is likely to follow this one too.
         self.remember([job.jid])
         ended_run = EndedRun(wid, attempt, queue, jobtype, (ended_at - started_at).total_seconds())
         return HandoffResult({ack.jid: ended_run}, msgspec.structs.replace(job, lock_token=token), is_all)

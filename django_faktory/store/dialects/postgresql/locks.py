@@ -1,8 +1,8 @@
 """PostgreSQL's statements for jobs with lock keys (ADR 0015): one round trip each, where `store.locks.locks` needs ten.
 
 States are compared with a sub-select, and working jobs are recognized by their reservation. With a literal state, the
-planner chooses the partial index of that state, and walks over all ready jobs to find those of one key. The speed of a
-hot key is the time that it takes to end one job and to claim the next.
+planner chooses the partial index of that state, and walks over all ready jobs to find those of one key. The
+throughput of a hot key depends on the time that it takes to end one job and to claim the next.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ _READY_SIBLINGS = f"""
 # Acquires locks for claimed jobs. Their rows are locked first, by id; a job that its worker no longer holds is ignored.
 # The first job of each key in the order of the claim tries to acquire it, in the order of the keys, so that two
 # statements cannot deadlock. An expired lock is taken over with a new token. A job that has yet to acquire permits
-# keeps a key that is unique until the start.
+# keeps its `unique_until_start` key.
 TAKE = Statement(
     "take",
     ["json", "double precision", "timestamptz"],
@@ -162,10 +162,10 @@ WITH keys AS MATERIALIZED (
   SELECT lock_key AS key FROM {LOCK} WHERE is_lapsed = $1 AND expires_at = '-infinity'), {_NEXT}""",
 )
 
-# Passes the lock of a job ended in this transaction to the job of its key claimed in it. That job is recognized by
-# xmin: a job claimed by another transaction, which has yet to acquire its lock, must not get it. Nothing is waited for,
-# since all rows are locked already. If two jobs of the key were claimed, `TAKE` chooses later; a job that needs a
-# permit acquires its lock together with that.
+# Passes the lock of a job that this transaction ended to the job of the same key that it claimed. That job is found by
+# xmin: a job claimed by another transaction, which has yet to acquire its lock, must not get it. The statement waits
+# for no row, since all are locked already. If two jobs of the key were claimed, `TAKE` chooses later; a job that needs
+# a permit acquires its lock together with the permit.
 HAND_OVER = Statement(
     "hand_over",
     ["boolean", "double precision", "timestamptz"],

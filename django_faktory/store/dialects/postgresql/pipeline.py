@@ -64,7 +64,7 @@ def can_pipeline(connection: BaseDatabaseWrapper) -> bool:
     psycopg, raw = _driver(), connection.connection
     if psycopg is None or not isinstance(raw, psycopg.Connection):
         return False
-    # Asked of libpq: `raw.info.encoding` takes four Python calls.
+    # Read from libpq directly: `raw.info.encoding` takes four Python calls.
     if raw.pgconn.parameter_status(b"client_encoding") != b"UTF8":
         return False
     # A transaction that has begun already has its characteristics; only a BEGIN of our own would be a plain one.
@@ -125,12 +125,12 @@ class SentStatements(Generic[Result]):
         """Whether more input followed the answer that was read, such as the connection's end."""
         with connection.wrap_database_errors:
             # Before the connection is touched: a value that cannot be encoded must not close it.
-            packed = _encode_calls(calls)
+            encoded = _encode_calls(calls)
         self._pgconn = connection.connection.pgconn
         self.fd: int = self._pgconn.socket
         """The socket: readable when results have arrived, writable when more can be sent."""
         try:
-            _send(connection.connection, packed)
+            _send(connection.connection, encoded)
             # libpq keeps what a full socket does not take; the event loop must not wait for it (ADR 0021).
             self.is_sent: bool = not self._pgconn.flush()
         except BaseException:
@@ -157,7 +157,7 @@ class SentStatements(Generic[Result]):
                 raise
         if not is_whole:
             return None
-        # Entered for an error only: this runs for each exchange of a server.
+        # `wrap_database_errors` is entered for an error only: this runs for each exchange of a server.
         try:
             rows = _rows_of_calls(self._results, self._call_count)
         except Exception:

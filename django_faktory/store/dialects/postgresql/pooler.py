@@ -1,4 +1,4 @@
-"""Detects a connection pooler, which may give each transaction another PostgreSQL session.
+"""Detect a connection pooler, which may give each transaction another PostgreSQL session.
 
 Such a pooler reports an invented server process id to its client, because the id stands for any of its sessions.
 Imports no Django; a connection is the driver's own, of psycopg 3 or psycopg2.
@@ -19,7 +19,7 @@ def is_pooled(connection: Any) -> bool:
 
 
 def process_of(connection: Any, statement: str = "") -> int:
-    """Return the id of the answering server process. `statement`: to run before, in the same transaction."""
+    """Return the id of the answering server process. A `statement` runs before, in the same transaction."""
     # In one message, because a pooler may use another session for the next one.
     with connection.cursor() as cursor:
         cursor.execute(f"{statement}; SELECT pg_backend_pid()" if statement else "SELECT pg_backend_pid()")

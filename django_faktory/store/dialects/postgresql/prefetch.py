@@ -16,9 +16,9 @@ from .limits import IS_LIMITED, closed_queues
 from .prepared import Call, Statement, execute_on, unnest
 from .rows import RETURNED
 
-# Claims jobs as CLAIM does, but stops in each queue at the first job that must not wait in the prefetch buffer: one
-# that would hold a lock, a permit or a key meanwhile, one that expires before its lease ends, and one with a priority
-# except 0, because it changes the order.
+# Claims jobs as CLAIM does, but stops in each queue at the first job that must not wait in the prefetch buffer: a job
+# that would hold a lock, a permit or a key meanwhile, that expires before its lease ends, or that has a priority other
+# than 0, which would change the order.
 PREFETCH = Statement(
     "prefetch",
     ["text[]", "int[]", "timestamptz", "bigint", "double precision", "text[]"],

@@ -1,10 +1,9 @@
 """Prepare hot statements once per connection: planning a claim costs more than running it (ADR 0006).
 
-`execute` prepares a `Statement` with SQL's PREPARE and runs it with EXECUTE through Django's cursor, so that any driver
-works and the query log shows it. `execute_on` runs prepared ones through libpq (`pipeline`), if nothing observes the
-cursor. A plan made while a table was small must not be kept: each is replanned every
-REPLAN_S. Behind a pooler that changes sessions between transactions PREPARE cannot work; that is detected before the
-first use, and statements are then sent unprepared.
+`execute` runs a `Statement` by PREPARE and EXECUTE through Django's cursor, so that any driver works and the query log
+shows it; `execute_on` runs it through libpq (`pipeline`) if nothing observes the cursor. Statements are replanned every
+REPLAN_S, because a plan made while a table was small must not be kept. Behind a pooler that changes sessions between
+transactions, which is detected before the first use, they are sent unprepared.
 """
 
 from __future__ import annotations
@@ -163,7 +162,7 @@ def can_join(connection: BaseDatabaseWrapper) -> bool:
     """Return whether several statements can be sent as one message and one transaction.
 
     Not with psycopg2, which returns only the last statement's rows, and not if the server binds values
-    (`server_side_binding`): it cannot bind those of EXECUTE either, and the driver prepares statements itself.
+    (`server_side_binding`): it cannot bind the values of EXECUTE, and the driver prepares statements itself.
     """
     return has_psycopg3() and not connection.settings_dict["OPTIONS"].get("server_side_binding")
 
@@ -183,7 +182,7 @@ def execute_on(connection: BaseDatabaseWrapper, calls: Sequence[Call]) -> list[R
         except Error as error:
             # Outside a transaction the failed message has changed nothing, so it may be sent again without prepared
             # statements.
-            if not _are_statements_lost(error) or connection.in_atomic_block:
+            if not _disable_if_lost(error) or connection.in_atomic_block:
                 raise
     with connection.cursor() as cursor:
         return execute(cursor, calls)
@@ -197,7 +196,7 @@ def execute(cursor: CursorWrapper, calls: Sequence[Call]) -> list[Rows]:
     try:
         return _send(cursor, [(*call, call[0].prepare_if_worthwhile(cursor)) for call in calls])
     except Error as error:
-        if not _are_statements_lost(error) or cursor.db.in_atomic_block:
+        if not _disable_if_lost(error) or cursor.db.in_atomic_block:
             raise  # the transaction is broken; the next one sends unprepared statements
         return _send(cursor, [(*call, None) for call in calls])
 
@@ -220,21 +219,21 @@ def execute_and_commit(connection: BaseDatabaseWrapper, calls: Sequence[Call]) -
     try:
         return run_and_commit(connection, named)
     except Error as error:
-        # Only records that prepared statements are lost; the caller has to roll back in any case.
-        _are_statements_lost(error)
+        # The caller has to roll back, whether or not prepared statements are lost.
+        _disable_if_lost(error)
         raise
 
 
 class PreparedSession:
     """Prepared statements of a connection that an event loop borrows (ADR 0021).
 
-    What only the connection's thread could change is checked once, in `of`.
+    Conditions that only the connection's thread can change are checked once, in `of`.
     """
 
     def __init__(self, connection: BaseDatabaseWrapper) -> None:
         self._connection = connection
         self._uses: dict[Statement, _Use] = {}
-        poll = select.poll()  # kept, as creating one takes as long as the question
+        poll = select.poll()  # kept, because creating one takes as long as a poll
         poll.register(connection.connection.pgconn.socket, select.POLLIN)
         self._poll = poll.poll
 
@@ -247,7 +246,7 @@ class PreparedSession:
         return cls(connection) if Statement.works and can_pipeline(connection) else None
 
     def is_readable(self) -> bool:
-        """Return whether the socket has input; between two messages, that the session may have ended."""
+        """Return whether the socket has input; between two messages, input may be the end of the session."""
         return bool(self._poll(0))
 
     def begin(self, calls: Sequence[Call], on_result: Callable[[list[Rows]], Result]) -> SentStatements[Result] | None:
@@ -277,10 +276,10 @@ def _prepared_calls(connection: BaseDatabaseWrapper, calls: Sequence[Call]) -> l
     return named
 
 
-def _are_statements_lost(error: Error) -> bool:
+def _disable_if_lost(error: Error) -> bool:
     """Return whether the error means that a pooler took prepared statements from this session.
 
-    If so, none are used by this process from then on.
+    If so, this process uses no prepared statements from then on.
     """
     if getattr(error.__cause__, "sqlstate", None) not in LOST:
         return False
