@@ -181,14 +181,18 @@ def reclaim_lost(
 
     The jobs return to their old places without using a retry; the third loss makes a job dead. `reason` is how the
     workers died. The workers' rows are deleted last: after a crash the next call still finds them and continues. A
-    worker keeps its row while another transaction has one of its jobs locked, and the next call reclaims that job.
+    worker keeps its row while another transaction has one of its jobs locked, or if it has claimed jobs meanwhile; the
+    next call reclaims these jobs unless the worker has sent a BEAT.
     """
     reclaimed = 0
+    # A process that was suspended may resume now and claim the same jobs again: these claims are not lost.
+    begun_at = run(using, clock_of, atomic=False)
 
     def verb(connection: BaseDatabaseWrapper) -> int:
         transaction = _FailureTransaction(using, now, dead_for_s, _default_rng)
         held_jobs = Job.objects.using(using).filter(state=State.WORKING, wid__in=wids).order_by("id")
-        locked = list(held_jobs.select_for_update(skip_locked=True)[:CHUNK])
+        before = held_jobs.exclude(started_at__gt=begun_at)
+        locked = list(before.select_for_update(skip_locked=True)[:CHUNK])
         return transaction.lose_rows(connection, locked, reason=reason)
 
     # At most `CHUNK` jobs per transaction: a worker may hold many, and their rows stay locked until the commit.

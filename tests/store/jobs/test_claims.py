@@ -276,6 +276,25 @@ def test_a_lost_worker_row_is_kept_while_a_transaction_locks_its_job():
     assert not WorkerProcess.objects.exists()
 
 
+def test_a_worker_that_resumes_during_its_reclaim_loses_its_jobs_once(monkeypatch):
+    """A process that was suspended may claim the reclaimed jobs at once; a third loss would make them dead."""
+    WorkerFactory(wid="frozen")
+    push([payload()], using=USING)
+    fetch([FetchRequest(queues=("default",), wid="frozen")], using=USING)
+    run = failures.run
+
+    def run_and_resume(*args, **options):
+        result = run(*args, **options)
+        fetch([FetchRequest(queues=("default",), wid="frozen")], using=USING)
+        return result
+
+    monkeypatch.setattr(failures, "run", run_and_resume)
+    assert failures.reclaim_lost(["frozen"], using=USING) == 1
+    job = Job.objects.get()
+    assert (job.state, job.wid, job.losses) == ("working", "frozen", 1)
+    assert WorkerProcess.objects.exists()
+
+
 def test_the_claim_query_uses_the_ready_index_without_a_sort():
     if connection.vendor != "postgresql":
         pytest.skip("the plan is PostgreSQL's")
