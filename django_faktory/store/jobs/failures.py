@@ -9,6 +9,7 @@ from __future__ import annotations
 import copy
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from datetime import datetime, timedelta
+from functools import partial
 from random import Random
 
 from django.db import connections
@@ -184,21 +185,18 @@ def reclaim_lost(
     worker keeps its row while another transaction has one of its jobs locked, or if it has claimed jobs meanwhile; the
     next call reclaims these jobs unless the worker has sent a BEAT.
     """
-    reclaimed = 0
-    # A process that was suspended may resume now and claim the same jobs again: these claims are not lost.
-    begun_at = run(using, clock_of, atomic=False)
+    working = Job.objects.using(using).filter(state=State.WORKING, wid__in=wids)
+    # Read once: a process that was suspended may resume now and claim the same jobs again, which are not lost then.
+    held = run(using, lambda _: list(working.order_by("id").values_list("pk", "attempt")), atomic=False)
 
-    def verb(connection: BaseDatabaseWrapper) -> int:
+    def verb(connection: BaseDatabaseWrapper, attempts: Mapping[int, int]) -> int:
         transaction = _FailureTransaction(using, now, dead_for_s, _default_rng)
-        held_jobs = Job.objects.using(using).filter(state=State.WORKING, wid__in=wids).order_by("id")
-        before = held_jobs.exclude(started_at__gt=begun_at)
-        locked = list(before.select_for_update(skip_locked=True)[:CHUNK])
+        rows = working.filter(pk__in=attempts).order_by("id").select_for_update(skip_locked=True)
+        locked = [job for job in rows if job.attempt == attempts[job.pk]]
         return transaction.lose_rows(connection, locked, reason=reason)
 
     # At most `CHUNK` jobs per transaction: a worker may hold many, and their rows stay locked until the commit.
-    while count := run(using, verb):
-        reclaimed += count
-    working = Job.objects.using(using).filter(state=State.WORKING, wid__in=wids)
+    reclaimed = sum(run(using, partial(verb, attempts=dict(chunk))) for chunk in chunks(held, CHUNK))
     # Two statements: a DELETE with a subquery would lock the job rows that it reads on MariaDB.
     idle_wids = set(wids) - run(using, lambda _: set(working.values_list("wid", flat=True)), atomic=False)
     lost = WorkerProcess.objects.using(using).filter(wid__in=idle_wids)
