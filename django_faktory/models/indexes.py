@@ -14,8 +14,8 @@ from django.db.models import Q
 def without_ignored_parts(messages: Iterable[CheckMessage]) -> list[CheckMessage]:
     """Leave out Django's warnings that SQLite and MariaDB ignore the condition or the included columns of an index.
 
-    The classes below replace a condition where that matters; without included columns an index only saves less. Django
-    6.1 repeats each warning for each index: 13 lines in the output of every command.
+    Where a condition matters, the classes below have a substitute. An index without its included columns is slower, not
+    wrong. Django 6.1 repeats each warning for each index: 13 lines in the output of every command.
     """
     return [message for message in messages if message.id not in {"models.W037", "models.W040"}]
 
