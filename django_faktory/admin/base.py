@@ -7,6 +7,7 @@ action requires its own permission and takes a reason; destructive actions need 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping
+from functools import partial
 from io import BytesIO
 from typing import TYPE_CHECKING, Any, ClassVar, NamedTuple
 from urllib.parse import urlencode
@@ -37,7 +38,7 @@ from django.http.response import HttpResponseBase
 from django.template.loader import render_to_string
 from django.template.response import TemplateResponse
 from django.urls import URLPattern, path, reverse
-from django.utils.functional import cached_property
+from django.utils.functional import SimpleLazyObject, cached_property
 from django.utils.safestring import SafeString
 from django.utils.text import capfirst
 from django.utils.translation import gettext, override
@@ -529,7 +530,8 @@ class FaktoryModelAdmin(AnyAdmin):
 
 def _frame(request: HttpRequest, context: Mapping[str, Any] | None) -> dict[str, Any]:
     """Return the context of one of Django's pages with the navigation bar."""
-    return {"faktory_nav": build_navigation(request), **(context or {})}
+    # Lazy: the views also answer with redirects, after an action or a save, and the bar counts jobs.
+    return {"faktory_nav": SimpleLazyObject(partial(build_navigation, request)), **(context or {})}
 
 
 class ReadOnlyAdmin(FaktoryModelAdmin):

@@ -4,6 +4,8 @@ import re
 
 import pytest
 from django.contrib.auth.models import Permission, User
+from django.db import connection
+from django.test.utils import CaptureQueriesContext
 from django.urls import reverse
 
 from tests.factories import JobFactory, WorkerFactory
@@ -53,3 +55,12 @@ def test_the_bar_leaves_out_what_the_user_may_not_see(client):
 def test_a_part_that_is_reloaded_has_no_bar(admin_client):
     text = admin_client.get(reverse("admin:django_faktory_overview_part")).content.decode()
     assert not re.search("faktory-nav", text)
+
+
+def test_an_action_that_redirects_does_not_build_the_bar(admin_client):
+    dead = JobFactory(dead=True)
+    chosen = {"action": "retry", "_selected_action": [dead.pk], "confirmed": "yes"}
+    with CaptureQueriesContext(connection) as queries:
+        assert admin_client.post(reverse("admin:django_faktory_job_changelist"), chosen).status_code == 302
+    # The bar looks for a row of the outbox.
+    assert not [query["sql"] for query in queries if "outboxentry" in query["sql"]]
