@@ -401,10 +401,11 @@ class JobTemplate:
                 custom_texts = {key: jsontext.encode(value) for key, value in (members | self._shared_custom).items()}
                 options = read_options(self._jobtype, self._queue, args_text, custom_texts)
                 result_ttl = compute_ttl(custom_texts, result_ttl)
+        # Last: nothing is nested behind it, so FETCH finds it without a parse (`_has_member`).
         created_member = f',"created_at":"{created_at}"' if created_at else ""
         text = (
             f'{{"jid":{jsontext.encode(jid)},{self._before_args},"args":{args_text},'
-            f"{self._after_args}{created_member}{custom_member}}}"
+            f"{self._after_args}{custom_member}{created_member}}}"
         )
         return JobPayload(jid=jid, text=text, result_ttl=result_ttl, options=options, **self._columns)
 
