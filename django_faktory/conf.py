@@ -451,7 +451,7 @@ SETTINGS: dict[str, Setting] = {
         _RATE,
         "Maximum rate of reads per user of the REST API, such as `20/second`. Empty: no limit.",
     ),
-    "API_ACTS": Setting(
+    "API_WRITES": Setting(
         "300/minute",
         _RATE,
         "Maximum rate of changes per user of the REST API. Empty: no limit.",
@@ -462,7 +462,7 @@ DEFAULTS: dict[str, Any] = {name: setting.default for name, setting in SETTINGS.
 
 _NO_SETTINGS: Mapping[str, Any] = {}
 
-RENAMED = {"READ_AHEAD": "PREFETCH"}
+RENAMED = {"API_ACTS": "API_WRITES", "READ_AHEAD": "PREFETCH"}
 """Old names of settings, with their present ones."""
 
 

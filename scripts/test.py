@@ -7,7 +7,7 @@ Arguments that are not its own go to pytest: if they name tests, as in `scripts/
 run as with --all.
 The servers are started for the run (tests/own_servers.py) unless the environment names others.
 With CI=true a missing server or program is a failure, and if few tests fail, they run a second time alone: a test that
-passes then is reported as unsteady, a bug of the test or of the code.
+passes then is reported as flaky, a bug of the test or of the code.
 """
 
 import argparse
@@ -77,7 +77,7 @@ class Run:
         self._processes = PROCESSES if is_first else PROCESSES_OF_OTHERS if is_quick else SLOW_PROCESSES_OF_OTHERS
         self.counts = dict.fromkeys(("passed", "failed", "skipped"), 0)
         self.seconds = 0.0
-        self.unsteady = []
+        self.flaky = []
         """Tests that failed in parallel with others and passed alone."""
 
     def start(self, *, is_shown):
@@ -103,7 +103,7 @@ class Run:
             return
         print(f"\n{len(self._failed)} failed on {self.kind}: once more, alone", flush=True)
         self.exit_code = self._pytest("--last-failed", "--last-failed-no-failures", "none").wait()
-        self.unsteady = self._failed if self.is_good else []
+        self.flaky = self._failed if self.is_good else []
 
     def _pytest(self, *options):
         self.report.unlink(missing_ok=True)
@@ -230,8 +230,8 @@ def summary(runs, missing, wished):
         counts = ", ".join(f"{count} {word}" for word, count in run.counts.items())
         trouble = "" if run.is_good else f"  (pytest ended with {run.exit_code})"
         print(f"{services.DATABASES[run.kind]()!s:<24} {counts} in {run.seconds:.0f} s{trouble}")
-        for test in run.unsteady:
-            print(f"  unsteady: {test} failed, and passed when it ran alone")
+        for test in run.flaky:
+            print(f"  flaky: {test} failed, and passed when it ran alone")
     for service in (*missing, *wished):
         print(f"{service.name:<24} left out: {service.missing}")
     if missing and os.environ.get("CI") == "true":

@@ -75,9 +75,10 @@ def test_an_unknown_key_is_an_error_that_suggests_the_nearest():
         assert "Known: ALARM_EMAILS, ALARM_LATENCY, ALARM_REPEAT, ALARM_WEBHOOK, ALLOW_FLUSH, " in message_of("E001")
 
 
-def test_the_old_name_of_a_setting_is_answered_with_the_new_one():
-    with override_settings(FAKTORY={"READ_AHEAD": 4}):
-        assert message_of("E001") == "FAKTORY: unknown key 'READ_AHEAD' | It is called 'PREFETCH' now."
+@pytest.mark.parametrize(("old", "new"), [("READ_AHEAD", "PREFETCH"), ("API_ACTS", "API_WRITES")])
+def test_the_old_name_of_a_setting_is_answered_with_the_new_one(old, new):
+    with override_settings(FAKTORY={old: 4}):
+        assert message_of("E001") == f"FAKTORY: unknown key '{old}' | It is called '{new}' now."
 
 
 @pytest.mark.parametrize(
@@ -125,8 +126,8 @@ def test_the_old_name_of_a_setting_is_answered_with_the_new_one():
         ("DEAD_TTL", "1d"),
         ("API_READS", "20"),
         ("API_READS", "0/second"),
-        ("API_ACTS", "20/fortnight"),
-        ("API_ACTS", None),
+        ("API_WRITES", "20/fortnight"),
+        ("API_WRITES", None),
         ("BATCH_COMMIT_WITHIN", 0),
         ("BATCH_COMMIT_WITHIN", None),
         ("BATCH_TTL", -1),

@@ -36,7 +36,7 @@ def asker():
     with override_settings(
         AUTHENTICATION_BACKENDS=[BACKEND],
         SESSION_ENGINE="django.contrib.sessions.backends.cache",  # 2,800 requests: a tenth of the time
-        FAKTORY={"API_READS": "", "API_ACTS": ""},
+        FAKTORY={"API_READS": "", "API_WRITES": ""},
     ):
         yield Asker()
 

@@ -146,7 +146,7 @@ def addresses_of_the_api(client):
 
 
 def test_no_api_response_shows_hidden_arguments(marked, admin_client):
-    with hidden, override_settings(FAKTORY=HIDE_ALL | {"API_READS": "", "API_ACTS": ""}):
+    with hidden, override_settings(FAKTORY=HIDE_ALL | {"API_READS": "", "API_WRITES": ""}):
         bodies = dict(addresses_of_the_api(admin_client))
         job = f"/api/jobs/{marked[1].jid}/"
         edited = admin_client.patch(job, json.dumps({"priority": 7}), content_type="application/json")

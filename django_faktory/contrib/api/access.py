@@ -107,6 +107,6 @@ class ReadThrottle(_ByUser):
 
 
 class WriteThrottle(_ByUser):
-    """Throttle of changing requests per user: setting API_ACTS."""
+    """Throttle of changing requests per user: setting API_WRITES."""
 
-    scope, setting = "faktory_acts", "API_ACTS"
+    scope, setting = "faktory_writes", "API_WRITES"

@@ -230,7 +230,7 @@ def test_an_inactive_user_is_refused(api, user):
 
 
 def test_reads_and_writes_have_separate_rate_limits(api, rows, user, settings):
-    settings.FAKTORY = {"API_READS": "2/minute", "API_ACTS": "1/minute"}
+    settings.FAKTORY = {"API_READS": "2/minute", "API_WRITES": "1/minute"}
     operator = user("view_queue", "pause_queue")
     assert [api("GET", "queues/", by=operator).status for _ in range(3)] == [200, 200, 429]
     assert [api("POST", "queues/default/pause/", {}).status for _ in range(2)] == [200, 429]

@@ -205,7 +205,7 @@ def connection_stays():
 def test_no_request_is_answered_with_a_5xx(document, settings, monkeypatch, client, root, tag):
     """Schemathesis generates valid and invalid requests."""
     settings.ALLOWED_HOSTS = ["*"]
-    settings.FAKTORY = {"API_READS": "", "API_ACTS": ""}
+    settings.FAKTORY = {"API_READS": "", "API_WRITES": ""}
     client.force_login(root)
     monkeypatch.setattr(APIView, "authentication_classes", [WithoutToken])
     document = deepcopy(document)
