@@ -25,6 +25,7 @@ sys.path.insert(0, str(ROOT))
 from scripts.plants import PLANTS  # noqa: E402  (found by the path above)
 from tests import services  # noqa: E402
 from tests.own_servers import Guard  # noqa: E402
+from tests.programs import obey_signals  # noqa: E402
 from tests.selection import left_out  # noqa: E402
 
 LEFT_OUT = (".*", "*.egg-info", "__pycache__", "node_modules", "db.sqlite3*")
@@ -118,6 +119,7 @@ def _markers_by_command(database):
 
 
 def main():
+    obey_signals()
     options = arguments()
     plants = chosen(options)
     if options.list:

@@ -14,7 +14,6 @@ import argparse
 import contextlib
 import os
 import shutil
-import signal
 import subprocess
 import sys
 import zlib
@@ -26,7 +25,7 @@ sys.path.insert(0, str(ROOT))
 
 from tests import services  # noqa: E402  (found by the path above)
 from tests.own_servers import Guard  # noqa: E402
-from tests.programs import WITH_US  # noqa: E402
+from tests.programs import WITH_US, obey_signals  # noqa: E402
 from tests.selection import LEFT_OUT, left_out  # noqa: E402
 
 PROCESSES = min(16, 3 * (os.cpu_count() or 2))
@@ -131,10 +130,7 @@ class Run:
 
 
 def main():
-    # A shell's background job ignores INT and QUIT, and nohup ignores HUP; all processes of the tests would inherit it.
-    signal.signal(signal.SIGINT, signal.default_int_handler)
-    for number in (signal.SIGHUP, signal.SIGQUIT):
-        signal.signal(number, signal.SIG_DFL)
+    obey_signals()
     options, more = arguments()
     wanted = options.databases.split(",")
     with Guard([*wanted, "redis"]):

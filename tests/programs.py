@@ -24,6 +24,13 @@ the signals that they ignore.
 """
 
 
+def obey_signals():
+    """End on INT, QUIT and HUP. A background job ignores the first two, nohup the third, and programs inherit this."""
+    signal.signal(signal.SIGINT, signal.default_int_handler)
+    for number in (signal.SIGHUP, signal.SIGQUIT):
+        signal.signal(number, signal.SIG_DFL)
+
+
 class Program:
     """A Python program in a process group of its own; `lines` collects its output."""
 
