@@ -49,9 +49,9 @@ def _redact_job(_entry: OutboxEntry, text: str) -> str:
 
 @admin.register(OutboxEntry)
 class OutboxEntryAdmin(ReadOnlyAdmin):
-    """Jobs waiting to be sent to a remote Faktory server.
+    """Jobs that wait to be sent to another database or to a Faktory server, and jobs that were refused there.
 
-    An entry with an error stays until a user retries or deletes it.
+    A refused job has an error and stays until a user retries or deletes it.
     """
 
     list_display = ("id", "job_id", "queue", "created", "short_error")

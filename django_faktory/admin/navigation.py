@@ -70,10 +70,10 @@ _PAGES = (
 
 def build_navigation(request: HttpRequest) -> list[NavigationLink]:
     """Return the links that the user may follow. Pages of features that are not in use are left out."""
-    using = conf.get("DATABASE")
-    pages = [(page, url) for page in _PAGES if (url := _find_url(page, request, using))]
+    pages = [(page, url) for page in _PAGES if (url := _find_url(page, request))]
     numbers = None
     if may_see(request.user, "overview") and any(page.read_number for page, _url in pages):
+        using = conf.get("DATABASE")
         numbers = counts.shared_bounded_counts(using=using, worker_timeout_s=conf.get("WORKER_TIMEOUT"))
     # The address of the errors begins with that of the jobs: the longest one is that of the page.
     current = max((url for _page, url in pages if request.path.startswith(url)), key=len, default="")
@@ -87,7 +87,7 @@ def build_navigation(request: HttpRequest) -> list[NavigationLink]:
     return entries
 
 
-def _find_url(page: _Page, request: HttpRequest, using: str) -> str:
+def _find_url(page: _Page, request: HttpRequest) -> str:
     """Return the address of the page, "" if the user may not see it or the feature is not in use."""
     if not may_see(request.user, page.resource, page.field):
         return ""
@@ -96,7 +96,8 @@ def _find_url(page: _Page, request: HttpRequest, using: str) -> str:
     except NoReverseMatch:  # a project may unregister pages
         return ""
     if page.resource == "outboxentry" and not request.path.startswith(url):
-        return url if OutboxEntry.objects.using(using).exists() else ""
+        # The database of the page, which is another one than that of the jobs: see `conf.outbox`.
+        return url if OutboxEntry.objects.exists() else ""
     if page.resource == "gearmonkeyfunction" and not is_gearmonkey_configured():
         return ""
     return url

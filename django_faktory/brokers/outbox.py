@@ -13,7 +13,7 @@ from django.db import connections
 
 from ..core.logs import get_logger
 from ..core.payloads import JobPayload
-from ..errors import BrokerUnavailable, FaktoryError, NotUnique
+from ..errors import AuthenticationFailed, BrokerUnavailable, FaktoryError, NotUnique
 from ..store import outbox
 from ..store.transactions import after_commit
 from .base import Broker
@@ -22,6 +22,10 @@ logger = get_logger(__name__)
 
 PAUSE_S = 5.0
 """Seconds after a failure during which callers do not relay, so that no request waits; the background relay retries."""
+
+
+TARGET_FAILURES = BrokerUnavailable, AuthenticationFailed
+"""Errors of the target as a whole: the jobs stay and are pushed again later. Any other error concerns a job."""
 
 
 class Outbox:
@@ -61,7 +65,7 @@ class Outbox:
     def relay(self, alias: str) -> int:
         """Push the rows that wait in one database to the target; return how many were settled.
 
-        Raises BrokerUnavailable.
+        Raises `TARGET_FAILURES`.
         """
         settled = 0
         # One set at a time: the lease of a set must not end while earlier sets are sent.
@@ -90,7 +94,7 @@ class Outbox:
         jobs = {entry.id: entry.job for entry in leased if entry.job is not None}
         try:
             answers = self._push_or_refuse(list(jobs.values()))
-        except BrokerUnavailable:
+        except TARGET_FAILURES:
             # Free the leased rows at once, so that the next relay need not wait for the end of their lease.
             _settle(alias, free=jobs.keys(), refused=refused)
             raise
@@ -111,7 +115,7 @@ class Outbox:
             return []
         try:
             return self.target.push(jobs)
-        except BrokerUnavailable:
+        except TARGET_FAILURES:
             raise
         except Exception as error:
             # Repeating is safe: a jid that is stored already is accepted and changes nothing (W10).

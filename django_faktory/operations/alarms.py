@@ -38,7 +38,7 @@ MAX_PER_KIND = 20
 """Alarms of one kind that are reported."""
 
 UNSERVED_S = 120.0
-"""Seconds that the first job of a queue has waited while no job of the queue started or ran."""
+"""A queue is unserved if its first job has waited this many seconds while no job of the queue started or ran."""
 
 WINDOW_S = 600
 """Seconds in which the runs of a task are compared."""
@@ -47,10 +47,10 @@ MAX_FAILED_SHARE = 0.5
 """A task fails if at least `MIN_FAILURES` of its runs in the window failed, and more than this share of all."""
 
 OVERDUE_S = 60.0
-"""Seconds that a due job, or a due cron entry, has waited for maintenance, which looks once a second."""
+"""A due job or cron entry raises an alarm after this many seconds. Maintenance looks for them once a second."""
 
 SLOW_S = 0.1
-"""Seconds of a round trip to the database, the faster of two."""
+"""A database is slow if the faster of two round trips takes this many seconds."""
 
 QUEUES_READ, QUEUES_AT_ONCE, QUEUE_COUNTED = 100, 50, 100
 UNKNOWN_TASKS_READ = 1000
@@ -484,18 +484,25 @@ def _find_overdue_jobs(reading: Reading) -> Iterator[Alarm]:
 
 
 def _find_refused_entries(reading: Reading) -> Iterator[Alarm]:
-    refused = OutboxEntry.objects.using(reading.using).exclude(error="")
-    [count] = bounded_counts.counts([refused], max_count=COUNTED, using=reading.using)
-    if count:
+    # The database of the jobs is never an outbox, but may have rows from before a change of the settings.
+    aliases = dict.fromkeys([reading.using, *(alias for alias in conf.outbox() if alias in connections)])
+    total, first_times = 0, []
+    for alias in aliases:
+        refused = OutboxEntry.objects.using(alias).exclude(error="")
+        [count] = bounded_counts.counts([refused], max_count=COUNTED, using=alias)
+        if count:
+            total += count
+            first_times += refused.order_by("pk").values_list("created_at", flat=True)[:1]
+    if total:
         yield Alarm(
             kind="outbox-refused",
             subject="",
-            text=gettext("Jobs that the Faktory server refused: %(number)s") % {"number": _number(count)},
+            text=gettext("Refused jobs in the outbox: %(number)s") % {"number": _number(total)},
             advice=gettext(
                 "They stay in the outbox. Read the error, correct the cause, and send them again or delete them."
             ),
-            since=refused.order_by("pk").values_list("created_at", flat=True).first(),
-            affected=count,
+            since=min(first_times, default=None),
+            affected=total,
         )
 
 
@@ -528,6 +535,7 @@ def _time_round_trip(using: str) -> float:
         return time.perf_counter() - begun
 
 
+# A check's kind must also be in `CRITICAL` or `WARNINGS`, and in `_LINKS` of `admin.overview.alarms`.
 CHECKS: tuple[Check, ...] = (
     _find_no_workers,
     _find_unserved_queues,

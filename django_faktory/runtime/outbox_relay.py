@@ -10,9 +10,8 @@ import threading
 from django.db import connections
 
 from .. import brokers
-from ..brokers.outbox import Outbox
+from ..brokers.outbox import TARGET_FAILURES, Outbox
 from ..core.logs import get_logger
-from ..errors import BrokerUnavailable
 
 logger = get_logger(__name__)
 
@@ -52,7 +51,7 @@ class OutboxRelay:
     def _relay(self, alias: str) -> bool:
         try:
             count = self._outbox.relay(alias)
-        except BrokerUnavailable as error:
+        except TARGET_FAILURES as error:
             logger.warning("the outbox waits for its target alias=%s error=%s", alias, error)
             return False
         except Exception:  # the loop must survive: log and continue

@@ -5,9 +5,11 @@ import re
 import pytest
 from django.contrib.auth.models import Permission, User
 from django.db import connection
+from django.test import override_settings
 from django.test.utils import CaptureQueriesContext
 from django.urls import reverse
 
+from django_faktory.models import OutboxEntry
 from tests.factories import JobFactory, WorkerFactory
 
 pytestmark = pytest.mark.django_db
@@ -55,6 +57,13 @@ def test_the_bar_leaves_out_what_the_user_may_not_see(client):
 def test_a_part_that_is_reloaded_has_no_bar(admin_client):
     text = admin_client.get(reverse("admin:django_faktory_overview_part")).content.decode()
     assert not re.search("faktory-nav", text)
+
+
+@pytest.mark.django_db(databases=["default", "other"])
+@override_settings(FAKTORY={"DATABASE": "other"})
+def test_the_bar_shows_the_outbox_of_another_database_than_that_of_the_jobs(admin_client):
+    OutboxEntry.objects.create(jid="refused-job", queue="mail", job="{}", error="no room")
+    assert "Outbox" in [label for label, _, _ in entries(admin_client, "limit_changelist")]
 
 
 def test_an_action_that_redirects_does_not_build_the_bar(admin_client):

@@ -191,6 +191,20 @@ def test_a_refused_entry_keeps_its_error_and_does_not_block_others(box, target, 
     assert OutboxRelay(box).run_once()
 
 
+def test_jobs_wait_in_the_outbox_while_its_password_is_wrong(serve, caplog):  # noqa: F811
+    host, port = serve(OrmBroker("other"), password="s3cret").address
+    wrong, right = RemoteBroker(f"tcp://:no@{host}:{port}"), RemoteBroker(f"tcp://:s3cret@{host}:{port}")
+    with transaction.atomic():
+        Outbox(wrong, ["default"], own_alias=None).push([payload("innocent-job")])
+    assert not OutboxRelay(Outbox(wrong, ["default"], own_alias=None)).run_once()
+    assert [*OutboxEntry.objects.values_list("error", "leased_until")] == [("", None)]
+    assert "Invalid password" in caplog.text
+    assert OutboxRelay(Outbox(right, ["default"], own_alias=None)).run_once()
+    assert (stored(), waiting()) == (["innocent-job"], [])
+    for broker in (wrong, right):
+        broker.close()
+
+
 def test_an_entry_that_the_target_reports_as_not_unique_is_deleted(box, target, monkeypatch):
     monkeypatch.setattr(target, "push", lambda jobs: [NotUnique(job.jid) for job in jobs])
     with transaction.atomic():

@@ -256,6 +256,13 @@ def test_a_healthy_day_has_no_alarm():
     assert found() == []
 
 
+@pytest.mark.django_db(databases=["default", "other"])
+@override_settings(FAKTORY={"DATABASE": "other"})
+def test_refused_jobs_in_the_outbox_of_another_database_are_an_alarm():
+    OutboxEntry.objects.using("default").create(jid="refused-job", queue="mail", job="{}", error="no room")
+    assert [(alarm.kind, alarm.affected) for alarm in alarms.read(using="other")] == [("outbox-refused", 1)]
+
+
 def test_a_queue_behind_long_jobs_of_another_queue_is_late_and_not_unserved():
     running_worker()
     JobFactory(working=True, wid="app-1", queue="reports", started_at=ago(hours=1))
