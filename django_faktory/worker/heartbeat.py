@@ -67,7 +67,7 @@ class Heartbeat:
         self._broker.close()
 
     def is_fresh(self) -> bool:
-        """Return whether the broker has recently accepted a BEAT of this worker.
+        """Return whether the broker has recently answered a BEAT of this worker, and knew its wid.
 
         A process that was suspended must check this before it fetches: its wid may already count as lost, and then no
         later loss of the wid would return the new jobs to their queues.
