@@ -134,7 +134,7 @@ class WorkerProcessAdmin(ReadOnlyAdmin):
 
     @admin.action(description=_("Terminate: finish and exit"), permissions=["terminate"])
     def terminate(self, request: HttpRequest, queryset: QuerySet[WorkerProcess]) -> HttpResponse | None:
-        """Terminate the workers after confirmation: they exit within 30 seconds."""
+        """Terminate the workers after confirmation: they finish their jobs and exit."""
         note = gettext(
             "They finish running jobs, within SHUTDOWN_TIMEOUT, and exit. runfaktory, systemd or Kubernetes may "
             "restart them."
@@ -149,17 +149,16 @@ class WorkerProcessAdmin(ReadOnlyAdmin):
 
     def _advance(self, request: HttpRequest, queryset: QuerySet[WorkerProcess], state: str) -> None:
         processes = list(queryset)
-        # Claims give these workers no job from now on (W15). Workers in a later state stay in it and are not counted.
-        changed = workers.advance([process.wid for process in processes], state, using=queryset.db)
-        if changed:  # else another user was faster
-            log_action(request, processes, f"Sent {state}")
+        # Claims give these workers no job from now on (W15). Workers in a later state stay in it.
+        changed = [process for process in processes if workers.advance([process.wid], state, using=queryset.db)]
+        log_action(request, changed, f"Sent {state}")
         message = ngettext(
-            "%(state)s requested for %(number)s worker, with effect from the next heartbeat.",
-            "%(state)s requested for %(number)s workers, with effect from the next heartbeat.",
-            changed,
+            "%(state)s requested for %(number)s worker, which gets no more jobs. Its next heartbeat returns the request.",
+            "%(state)s requested for %(number)s workers, which get no more jobs. Their next heartbeats return the request.",
+            len(changed),
         )
-        message %= {"state": PHASES[state], "number": format_number(changed)}
-        if unchanged := len(processes) - changed:
+        message %= {"state": PHASES[state], "number": format_number(len(changed))}
+        if unchanged := len(processes) - len(changed):
             skipped = gettext("%(number)s skipped: already in this state, or stopping.")
             message += f" {skipped % {'number': format_number(unchanged)}}"
         self.message_user(request, message, messages.WARNING if unchanged else messages.SUCCESS)

@@ -10,9 +10,9 @@ from django.db.models import F, Q
 from django.db.models.functions import Now
 from django.utils.translation import gettext_lazy as _
 
-from . import permissions as may
 from .fields import ExactCharField
 from .indexes import PartialIndex, without_ignored_parts
+from .permissions import BATCH_PERMISSIONS
 
 
 class Batch(models.Model):
@@ -69,7 +69,7 @@ class Batch(models.Model):
     finished_at = models.DateTimeField(null=True, help_text="Time at which its last member and callback ended.")
 
     class Meta:
-        permissions = may.BATCH
+        permissions = BATCH_PERMISSIONS
         verbose_name_plural = "batches"
         indexes: ClassVar = [
             models.Index(fields=["parent_bid"], name="faktory_children"),

@@ -13,8 +13,8 @@ from django.db.models.functions import Now
 from django.utils.translation import pgettext_lazy
 
 from ..core.cron import Missed, Overlap, RunOutcome
-from . import permissions as may
 from .fields import ExactCharField
+from .permissions import CRON_PERMISSIONS
 
 _MISSED = [
     (str(Missed.SKIP), pgettext_lazy("missed runs", "skip")),
@@ -80,7 +80,7 @@ class CronEntry(models.Model):
     created_at = models.DateTimeField(db_default=Now())
 
     class Meta:
-        permissions = may.CRON
+        permissions = CRON_PERMISSIONS
         verbose_name_plural = "cron entries"
         indexes: ClassVar = [models.Index(fields=["next_at"], name="faktory_cron_due")]
         constraints: ClassVar = [

@@ -24,11 +24,11 @@ from ..core import queries
 from ..core.json import jsontext
 from ..core.lifecycle import State
 from ..core.queries import Pattern, Query, parse_query
-from . import permissions as may
 from .constraints import JOB_CONSTRAINT
 from .fields import ExactCharField
 from .hooks import operations
 from .indexes import HotIndex, IndexWhereSet, PartialIndex, UniqueWhereSet, without_ignored_parts
+from .permissions import JOB_PERMISSIONS
 from .related_object import about_of
 
 if TYPE_CHECKING:
@@ -435,7 +435,7 @@ class Job(models.Model):
     objects = JobQuerySet.as_manager()
 
     class Meta:
-        permissions = may.JOB
+        permissions = JOB_PERMISSIONS
         indexes: ClassVar = [
             HotIndex(
                 fields=["queue", "sort_priority", "enqueued_at", "id"],

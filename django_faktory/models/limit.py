@@ -10,9 +10,9 @@ from django.db.models.functions import Now
 from django.utils.translation import gettext, gettext_noop, pgettext_lazy
 
 from ..core.limits import Allowance, Scope, rate_text
-from . import permissions as may
 from .fields import ExactCharField
 from .indexes import IndexWhereSet
+from .permissions import LIMIT_PERMISSIONS
 
 _SCOPES = [
     (str(Scope.QUEUE), pgettext_lazy("kind of a limit", "queue")),
@@ -47,7 +47,7 @@ class Limit(models.Model):
     origin = ExactCharField(max_length=10, choices=Origin.choices, default=Origin.ADMIN)
 
     class Meta:
-        permissions = may.LIMIT
+        permissions = LIMIT_PERMISSIONS
         constraints: ClassVar = [
             models.UniqueConstraint(fields=["scope", "name"], name="faktory_limit_name"),
             models.CheckConstraint(name="faktory_limit_scope", condition=Q(scope__in=[str(scope) for scope in Scope])),

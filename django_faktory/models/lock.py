@@ -7,8 +7,8 @@ from typing import ClassVar
 from django.db import models
 from django.utils.translation import gettext_lazy as _
 
-from . import permissions as may
 from .fields import ExactCharField
+from .permissions import LOCK_PERMISSIONS
 
 
 class JobLock(models.Model):
@@ -25,7 +25,7 @@ class JobLock(models.Model):
     is_lapsed = models.BooleanField(default=False, help_text="Whether its expiry was processed: the next job is ready.")
 
     class Meta:
-        permissions = may.LOCK
+        permissions = LOCK_PERMISSIONS
         # Maintenance searches every second for expired locks that were not processed yet (ADR 0015).
         indexes: ClassVar = [models.Index(fields=["is_lapsed", "expires_at"], name="faktory_lock_ends")]
 

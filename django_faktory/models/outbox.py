@@ -5,8 +5,8 @@ from __future__ import annotations
 from django.db import models
 from django.db.models.functions import Now
 
-from . import permissions as may
 from .fields import ExactCharField
+from .permissions import OUTBOX_PERMISSIONS
 
 
 class OutboxEntry(models.Model):
@@ -24,7 +24,7 @@ class OutboxEntry(models.Model):
     )
 
     class Meta:
-        permissions = may.OUTBOX
+        permissions = OUTBOX_PERMISSIONS
         verbose_name_plural = "outbox entries"
 
     def __str__(self) -> str:

@@ -5,7 +5,8 @@ the machine's administrator, with access to the database anyway. `REDACT` applie
 
 Three rules: a resource is shown by its `view` permission; contents of jobs (arguments, results, errors, progress) are
 shown by `view_job` only, wherever they are stored; an action shows nothing, so a user with permission to act but not to
-view learns only whether the action succeeded. Pure tables: the models' Meta reads the labels. Docs: docs/security.md.
+view learns only whether the action succeeded. The Meta of each model reads its labels; a new label needs a migration.
+Docs: docs/security.md.
 """
 
 from __future__ import annotations
@@ -115,7 +116,7 @@ def forbidden_query_fields(user: HasPermissions, fields: Iterable[str]) -> list[
 Labels = tuple[tuple[str, str], ...]
 """Permissions in addition to Django's own, with their labels, in the form of Meta.permissions."""
 
-JOB: Labels = (
+JOB_PERMISSIONS: Labels = (
     ("retry_job", "Can retry failed jobs"),
     ("requeue_job", "Can run dead and waiting jobs now"),
     ("kill_job", "Can kill jobs"),
@@ -123,26 +124,26 @@ JOB: Labels = (
     ("prune_job", "Can delete finished jobs"),
     ("cancel_job", "Can cancel jobs, including running ones"),
 )
-BATCH: Labels = (("retry_batch", "Can retry failed jobs of a batch"),)
-QUEUE: Labels = (
+BATCH_PERMISSIONS: Labels = (("retry_batch", "Can retry failed jobs of a batch"),)
+QUEUE_PERMISSIONS: Labels = (
     ("pause_queue", "Can pause queues"),
     ("resume_queue", "Can resume queues"),
     ("clear_queue", "Can clear queues"),
     ("view_statistics", "Can view the numbers of all jobs, queues and workers"),
 )
-WORKER: Labels = (
+WORKER_PERMISSIONS: Labels = (
     ("quiet_workerprocess", "Can quiet workers"),
     ("terminate_workerprocess", "Can terminate workers"),
 )
-CRON: Labels = (
+CRON_PERMISSIONS: Labels = (
     ("pause_cronentry", "Can pause cron entries"),
     ("resume_cronentry", "Can resume cron entries"),
     ("run_cronentry", "Can run cron entries now"),
 )
-LOCK: Labels = (("release_joblock", "Can release locks manually"),)
-LIMIT: Labels = (
+LOCK_PERMISSIONS: Labels = (("release_joblock", "Can release locks manually"),)
+LIMIT_PERMISSIONS: Labels = (
     ("pause_limit", "Can pause tasks"),
     ("resume_limit", "Can resume tasks"),
 )
-OUTBOX: Labels = (("retry_outboxentry", "Can retry outbox entries"),)
-GEARMONKEY: Labels = (("audit_gearmonkeyfunction", "Can recover lost GearMonkey jobs"),)
+OUTBOX_PERMISSIONS: Labels = (("retry_outboxentry", "Can retry outbox entries"),)
+GEARMONKEY_PERMISSIONS: Labels = (("audit_gearmonkeyfunction", "Can recover lost GearMonkey jobs"),)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from . import Queue
-from . import permissions as may
+from .permissions import GEARMONKEY_PERMISSIONS
 
 
 class Overview(Queue):
@@ -21,7 +21,7 @@ class GearMonkeyFunction(Queue):
     """Page of GearMonkey functions, which are stored in Redis."""
 
     class Meta:
-        permissions = may.GEARMONKEY
+        permissions = GEARMONKEY_PERMISSIONS
         app_label = "django_faktory"
         proxy = True
         verbose_name = "GearMonkey function"

@@ -7,9 +7,9 @@ from typing import Self
 from django.db import models
 from django.db.models.functions import Now
 
-from . import permissions as may
 from .fields import ExactCharField
 from .hooks import operations
+from .permissions import QUEUE_PERMISSIONS
 
 
 class QueueQuerySet(models.QuerySet["Queue"]):
@@ -47,7 +47,7 @@ class Queue(models.Model):
     objects = QueueQuerySet.as_manager()
 
     class Meta:
-        permissions = may.QUEUE
+        permissions = QUEUE_PERMISSIONS
 
     def __str__(self) -> str:
         return str(self.name)

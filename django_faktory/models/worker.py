@@ -8,8 +8,8 @@ from django.db import models
 from django.db.models import Q
 from django.db.models.functions import Now
 
-from . import permissions as may
 from .fields import ExactCharField
+from .permissions import WORKER_PERMISSIONS
 
 
 class WorkerProcess(models.Model):
@@ -38,7 +38,7 @@ class WorkerProcess(models.Model):
     beat_at = models.DateTimeField(null=True, help_text="Time of the latest BEAT; None: only its reservations decide.")
 
     class Meta:
-        permissions = may.WORKER
+        permissions = WORKER_PERMISSIONS
         verbose_name_plural = "worker processes"
         constraints: ClassVar = [
             # Literals, because the body of Meta does not see `Phase`.
