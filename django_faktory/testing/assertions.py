@@ -129,9 +129,9 @@ def _match_or_fail(
     count: int | None,
 ) -> list[EnqueuedJob]:
     jobtype = _jobtype(task)
-    plain = isinstance(task, FaktoryTask) and task.plain_json
+    plain_json = isinstance(task, FaktoryTask) and task.plain_json
     # Encoded like the job's own arguments: a test may pass model instances, dates and tuples.
-    encoded_args, encoded_kwargs = encode_call(args or (), kwargs or {}, plain_json=plain)
+    encoded_args, encoded_kwargs = encode_call(args or (), kwargs or {}, plain_json=plain_json)
     matching = [
         job
         for job in jobs

@@ -191,20 +191,23 @@ class ImmediateBackend(_TestBackend):
 
     def _fire(self, job: JobPayload, bid: str, kind: Kind) -> None:
         # The store adds these members when it enqueues a callback (W26).
-        text = jsontext.members(job.text)
-        custom = jsontext.last_members(text["custom"]) if "custom" in text else {}
+        members = jsontext.members(job.text)
+        custom = jsontext.last_members(members["custom"]) if "custom" in members else {}
         custom |= {"_bid": jsontext.encode(bid), "_cb": jsontext.encode(str(kind))}
         if parent_bid := self.batches.by_bid[bid].definition.parent_bid:
             custom["_pbid"] = jsontext.encode(parent_bid)
-        payload = structs.replace(job, text=jsontext.join({**text, "custom": jsontext.join(custom.items())}.items()))
+        payload = structs.replace(job, text=jsontext.join({**members, "custom": jsontext.join(custom.items())}.items()))
         result = _make_callback_result(payload, backend=self.alias)
         self.batches.record_callback_end(bid, kind, self._run(result, payload, bid))
 
     def _run(self, result: TaskResult[..., Any], job: JobPayload, callback_of: str = "") -> State:
-        """Run attempts until the job has ended; return its final state."""
+        """Run attempts until the job has ended; return its final state.
+
+        `callback_of` is the bid of the batch whose callback this is, "" for any other job.
+        """
         attempts: list[Attempt] = []
         verdict = ""
-        # Here, as at a worker's claim (W27).
+        # A worker's claim releases this lock too (W27).
         if job.options and job.options.unique_until_start:
             self._unlock(job)
         while not result.is_finished and len(attempts) < MAX_ATTEMPTS:

@@ -13,7 +13,7 @@ from ..brokers.orm import OrmBroker
 
 
 class Clock:
-    """Runs at normal speed, `shift` ahead of the real clock; None: the real clock, and the database's."""
+    """Clock that runs `shift` ahead of the real one. While `shift` is None, the broker uses the database's clock."""
 
     def __init__(self) -> None:
         self._real = timezone.now  # a test may have frozen it: the frozen clock counts as the real one
@@ -32,7 +32,7 @@ class Clock:
         self.shift = moment - self._real()
 
     @contextmanager
-    def ticking(self, broker: OrmBroker) -> Iterator[None]:
+    def install(self, broker: OrmBroker) -> Iterator[None]:
         """Make the broker and `timezone.now()` use this clock inside the block."""
         previous_clock = broker.clock
         broker.clock = self.for_store

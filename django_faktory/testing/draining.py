@@ -20,7 +20,7 @@ from msgspec.structs import replace
 from .. import conf
 from ..brokers import get_broker
 from ..brokers.orm import OrmBroker
-from ..core.lifecycle import WAITING, State
+from ..core.lifecycle import DELAYED, State
 from ..core.payloads import LATER, Ack, Failure, FetchRequest, Reservation, TrackUpdate
 from ..errors import FaktoryError
 from ..models import Job
@@ -69,9 +69,8 @@ def drain(
     """Run every ready job, including jobs enqueued by jobs; return each attempt, in order.
 
     `until` advances the time by this much: scheduled jobs and retries run when they are due, in order, and
-    `timezone.now()` returns the time at which they run. `now` sets the time to that moment for the whole call: jobs due
-    by then run. Neither sleeps. Raises JobFailed at the first failure with `raise_errors`, AssertionError after `limit`
-    attempts.
+    `timezone.now()` returns the time at which they run. `now` sets the time to that moment: jobs due by then run.
+    Neither sleeps. Raises JobFailed at the first failure with `raise_errors`, AssertionError after `limit` attempts.
     """
     broker = get_broker()
     if not isinstance(broker, OrmBroker):
@@ -93,7 +92,7 @@ class _Drain:
         self._runs: list[Ran] = []
 
     def run(self, *, now: datetime | None, until: timedelta | None) -> list[Ran]:
-        with self._clock.ticking(self._broker):
+        with self._clock.install(self._broker):
             if now is not None:
                 self._clock.move_to(now)
             self._run_ready()
@@ -102,7 +101,7 @@ class _Drain:
         return self._runs
 
     def _run_until(self, end: datetime) -> None:
-        """Advance the clock from one due job to the next; it is constant while jobs run."""
+        """Advance the clock from one due job to the next, and at last to `end`."""
         while (due := self._next_due()) is not None and due <= end:
             # max: a job may be overdue, and time must not run backwards.
             self._clock.move_to(max(due, self._clock.now()))
@@ -111,7 +110,7 @@ class _Drain:
         self._run_ready()
 
     def _next_due(self) -> datetime | None:
-        next_due: datetime | None = self._jobs().in_state(*WAITING).aggregate(first=Min("run_at"))["first"]
+        next_due: datetime | None = self._jobs().in_state(*DELAYED).aggregate(first=Min("run_at"))["first"]
         return next_due
 
     def _run_ready(self) -> None:
@@ -178,15 +177,17 @@ class _Drain:
             case Failure():
                 self._broker.fail([report])
 
-    def _add_run(self, job: Reservation, execution: RecordedExecution | None, error: BaseException | None) -> None:
-        row = Job.objects.using(self._broker.alias).filter(jid=job.jid).first()
+    def _add_run(
+        self, reservation: Reservation, execution: RecordedExecution | None, error: BaseException | None
+    ) -> None:
+        row = Job.objects.using(self._broker.alias).filter(jid=reservation.jid).first()
         # A deleted row has no state to read: without a `result_ttl` a finished row is deleted at once.
         assumed_state = State.DISCARDED if error else State.SUCCEEDED
         run = Ran(
-            jid=job.jid,
+            jid=reservation.jid,
             jobtype=execution.task.jobtype if execution else (row.jobtype if row else ""),
-            queue=job.queue,
-            attempt=job.attempt,
+            queue=reservation.queue,
+            attempt=reservation.attempt,
             state=row.state if row else str(assumed_state),
             result=execution.result if execution else None,
             error=error,
@@ -204,7 +205,7 @@ def _as_if_committed() -> Iterator[None]:
     # Only connections with an open transaction need it; on the other ones a job commits normally.
     aliases = [connection.alias for connection in connections.all(initialized_only=True) if connection.in_atomic_block]
     savepoints = {alias: connections[alias].savepoint() or "" for alias in aliases}  # "" if savepoints are unsupported
-    hooks = {alias: len(connections[alias].run_on_commit) for alias in aliases}
+    hook_counts = {alias: len(connections[alias].run_on_commit) for alias in aliases}
     depths = {alias: len(connections[alias].savepoint_ids) for alias in aliases}
     yield
     for alias in aliases:
@@ -223,7 +224,7 @@ def _as_if_committed() -> Iterator[None]:
             connection.savepoint_rollback(savepoints[alias])
         else:
             connection.savepoint_commit(savepoints[alias])
-        _run_hooks(alias, hooks[alias])
+        _run_hooks(alias, hook_counts[alias])
 
 
 def _is_broken(alias: str) -> bool:
@@ -245,5 +246,5 @@ def _run_hooks(alias: str, start_index: int) -> None:
     connection = connections[alias]
     while len(connection.run_on_commit) > start_index:
         # Removed before the call, so that the test's own commit does not run it a second time.
-        hook = connection.run_on_commit.pop(start_index)
-        hook[1]()
+        _savepoint_ids, hook, *_ = connection.run_on_commit.pop(start_index)
+        hook()

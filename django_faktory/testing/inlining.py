@@ -24,8 +24,8 @@ def inline(*, raise_errors: bool = False) -> Iterator[list[Ran]]:
     precede the new ones in the queue. Yields the list of attempts, which grows.
     """
     runs: list[Ran] = []
+    runner = _InlineRunner(runs, raise_errors=raise_errors)
     # Both signals, because the commit of a batch can make a callback ready.
-    runner = _Inline(runs, raise_errors=raise_errors)
     for signal in (task_enqueued, batch_committed):
         signal.connect(runner.on_enqueued)
     try:
@@ -36,7 +36,7 @@ def inline(*, raise_errors: bool = False) -> Iterator[list[Ran]]:
             signal.disconnect(runner.on_enqueued)
 
 
-class _Inline:
+class _InlineRunner:
     def __init__(self, runs: list[Ran], *, raise_errors: bool) -> None:
         self._runs = runs
         self._raise_errors = raise_errors

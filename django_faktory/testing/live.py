@@ -1,4 +1,4 @@
-"""Runs a real server and worker during a test, for behaviour that needs other threads or other languages.
+"""Run a real server and worker during a test, for behaviour that needs other threads or other languages.
 
 They see committed data only: use TransactionTestCase or pytest's `transactional_db`.
 """
@@ -112,7 +112,7 @@ class LiveFaktory:
         alias = self._broker.alias
         # Port 0: the system chooses a free one, so that parallel test runs do not collide.
         server = Server(self._broker, port=0, listen=partial(notifier.listen, alias))
-        self._run("server", server.run, server.stop)
+        self._start_thread("server", server.run, server.stop)
         if not server.started.wait(START_TIMEOUT_S):
             raise FaktoryError(f"the server did not start within {START_TIMEOUT_S:g} s")
         host, port = server.address
@@ -120,7 +120,7 @@ class LiveFaktory:
         # Scheduled jobs and retries need the same loop as in production.
         maintenance = Maintenance(alias, on_lost=server.drop, on_work=server.wake)
         server.on_scheduled = maintenance.wake_by
-        self._run("maintenance", maintenance.run, maintenance.stop)
+        self._start_thread("maintenance", maintenance.run, maintenance.stop)
         if self._concurrency:
             queues = tuple(self._queues or registered_queues())
             worker = Worker(
@@ -132,9 +132,9 @@ class LiveFaktory:
                 poll_interval=0.1,
                 shutdown_timeout=5.0,
             )
-            self._run("worker", worker.run, worker.stop)
+            self._start_thread("worker", worker.run, worker.stop)
 
-    def _run(self, name: str, run: Callable[[], object], stop: Callable[[], None]) -> None:
+    def _start_thread(self, name: str, run: Callable[[], object], stop: Callable[[], None]) -> None:
         alias = self._broker.alias
 
         def main() -> None:

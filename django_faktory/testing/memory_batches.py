@@ -45,18 +45,19 @@ class MemoryBatch:
     reported_complete: bool = False
     reported_success: bool = False
     is_committed: bool = False
+    is_over: bool = False
+    # The rules read these two. A batch in memory is never opened again, and does not expire.
     is_reopened: bool = False
     is_expired: bool = False
-    is_over: bool = False
 
     @property
     def has_complete(self) -> bool:
-        """True if it has a complete callback; see `batch_rules.Batch`."""
+        """True if it has a complete callback; see `batch_rules.BatchColumns`."""
         return self.definition.complete is not None
 
     @property
     def has_success(self) -> bool:
-        """True if it has a success callback; see `batch_rules.Batch`."""
+        """True if it has a success callback; see `batch_rules.BatchColumns`."""
         return self.definition.success is not None
 
 
@@ -94,7 +95,7 @@ class MemoryBatchStore:
             self._nesting -= 1
         self.settle()
 
-    # Without `caller_wid`: there is one thread, so that a caller inside a job is the running job.
+    # `caller_wid` is ignored: there is one thread, so a caller inside a job is the running job.
     def new_batch(self, batch: NewBatch, *, caller_wid: str = "") -> str:  # noqa: ARG002
         """Create a batch and return its id."""
         stored = MemoryBatch(bid=f"b-{uuid4().hex}", definition=batch)
@@ -148,7 +149,7 @@ class MemoryBatchStore:
 
     @contextmanager
     def running(self, job: JobPayload, callback_of: str = "") -> Iterator[None]:
-        """Allow a running member to add to its batch, and a callback to the ancestors of its batch."""
+        """Allow a running member to add to its batch, and a callback to the ancestors of its batch `callback_of`."""
         # W26: a callback may add to the parents of its batch, because their success still depends on it.
         open_batches = [*self._ancestors(callback_of)] if callback_of else []
         if own_batch := self._batch_of(job):
@@ -187,8 +188,11 @@ class MemoryBatchStore:
         """Perform all due steps, those of the deepest batch first, until none is left."""
         # Children first, as in the store: a parent's step may depend on the final state of its children.
         # any() stops at the first batch with steps, so that deeper batches are examined again after each.
-        while not self._nesting and any(map(self._advance, sorted(self.by_bid.values(), key=_by_depth))):
+        while not self._nesting and any(map(self._advance, self._deepest_first())):
             pass
+
+    def _deepest_first(self) -> list[MemoryBatch]:
+        return sorted(self.by_bid.values(), key=lambda batch: -batch.depth)
 
     def _advance(self, batch: MemoryBatch) -> bool:
         steps = batch_rules.advance(batch)
@@ -229,10 +233,6 @@ class MemoryBatchStore:
 
     def _batch_of(self, job: JobPayload) -> MemoryBatch | None:
         return self.by_bid.get(job.options.bid) if job.options and job.options.bid else None
-
-
-def _by_depth(batch: MemoryBatch) -> int:
-    return -batch.depth
 
 
 @contextmanager

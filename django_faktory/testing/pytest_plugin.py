@@ -16,7 +16,7 @@ if TYPE_CHECKING:
 
 
 @pytest.fixture
-def live_faktory(transactional_db: None) -> Iterator[LiveFaktory]:  # noqa: ARG001  (what it runs on)
+def live_faktory(transactional_db: None) -> Iterator[LiveFaktory]:  # noqa: ARG001  (used for its effect)
     """Run a server and a worker during the test."""
     from .live import LiveFaktory  # imports models, so only after Django is set up
 

@@ -1,4 +1,4 @@
-"""Runs the worker's own execution of a job in the test's thread and keeps the exception. Imports no model."""
+"""Run the worker's own execution of a job in the test's thread, and keep the exception. Imports no model."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ class RecordedExecution(Execution):
         return super()._build_failure(error)
 
     def perform(self, broker: WorkerBroker) -> Ack | Failure | None:
-        """Run the job now, a coroutine too; see `Execution.run`."""
+        """Run the job in this thread, whether or not its task is a coroutine; see `Execution.run`."""
         with batch.without_batch():  # a batch that this thread is filling must not adopt its jobs
             # The ORM calls of a coroutine use this thread's connections, and so the test's transaction. In a copy of
             # the context, because async_to_sync passes context variables back to its caller.

@@ -1,4 +1,4 @@
-"""Open a Redis by its URL and check at start that it can be used. Knows no job.
+"""Connect to a Redis by its URL, and check at start that it can be used. Knows no job.
 
 URLs: `redis://`, `rediss://`, `unix://`; `redis+cluster://host:port`; `redis+sentinel://host:port,host:port/name/db`.
 """
@@ -27,7 +27,7 @@ OLDEST = (6, 2)
 """The first Redis version with BLMOVE."""
 
 TIMEOUT_S = 5.0
-"""Seconds to wait for one reply. Longer than any blocking command used here, so that a dead connection is detected."""
+"""Seconds without a reply after which a connection counts as dead. Longer than any blocking command used here waits."""
 
 _OPTIONS: dict[str, Any] = {
     "socket_timeout": TIMEOUT_S,
@@ -111,12 +111,12 @@ def examine(client: Redis, fns: Iterable[str]) -> None:
     """
     try:
         if isinstance(client, RedisCluster):
-            _examine_names(fns)
+            _require_hash_tags(fns)
             return
         server = client.info("server")
         mode = server.get("redis_mode", "standalone")
         if mode == "cluster":
-            _examine_names(fns)
+            _require_hash_tags(fns)
             raise UnusableServer("this Redis is a node of a cluster: write redis+cluster://HOST:PORT")
         if mode == "sentinel":
             raise UnusableServer("this is a Sentinel: write redis+sentinel://HOST:PORT/NAME, with the master's name")
@@ -141,7 +141,7 @@ def has_hash_tag(fn: str) -> bool:
     return begin >= 0 and fn.find("}", begin + 1) > begin + 1
 
 
-def _examine_names(fns: Iterable[str]) -> None:
+def _require_hash_tags(fns: Iterable[str]) -> None:
     for fn in fns:
         if not has_hash_tag(fn):
             raise UnusableServer(

@@ -28,8 +28,8 @@ from .registry import call_of, output_of
 QUEUE = "gearmonkey"
 """Queue name reported to the worker for all functions: the specification defines their order, not queues."""
 
-GIVEN_UP = "WorkerShutdown"
-"""Error type with which a stopping worker fails jobs that did not end in time."""
+WORKER_SHUTDOWN = "WorkerShutdown"
+"""Error type with which `interrupt` fails the jobs that a stopping worker could not finish."""
 
 
 class GearMonkeyBroker(WorkerBroker):
@@ -62,7 +62,7 @@ class GearMonkeyBroker(WorkerBroker):
         self._held_jobs.clear()
 
     # The specification has no place to store the reason.
-    def lost(self, wids: Sequence[str], *, reason: str = "") -> int:  # noqa: ARG002  (there is no place to keep it)
+    def lost(self, wids: Sequence[str], *, reason: str = "") -> int:  # noqa: ARG002
         """Dismiss workers that died and sweep their jobs; return the number of jobs swept."""
         self._redis_worker.dismiss(wids, have_died=True)
         swept = self._redis_worker.sweep()
@@ -74,7 +74,7 @@ class GearMonkeyBroker(WorkerBroker):
         for request in requests:
             jobs = self._redis_worker.take(request.count)
             self._held_jobs.update((_key_of(job), job) for job in jobs)
-            reservations.append([job for job in map(self._reservation, jobs) if job is not None])
+            reservations.append([built for built in map(self._to_reservation, jobs) if built is not None])
         return reservations
 
     def ack(self, acks: Sequence[Ack]) -> list[bool]:
@@ -89,7 +89,7 @@ class GearMonkeyBroker(WorkerBroker):
         results: list[FaktoryError | bool] = []
         for failure in failures:
             job = self._held_jobs.get((failure.jid, failure.attempt))
-            if failure.errtype == GIVEN_UP and job is not None:
+            if failure.errtype == WORKER_SHUTDOWN and job is not None:
                 results.append(self._redis_worker.release(job))
                 self._held_jobs.pop(_key_of(job), None)
                 continue
@@ -122,7 +122,7 @@ class GearMonkeyBroker(WorkerBroker):
     def close(self) -> None:
         """Do nothing: the connections belong to a pool shared by all threads."""
 
-    def _reservation(self, job: ReservedJob) -> Reservation | None:
+    def _to_reservation(self, job: ReservedJob) -> Reservation | None:
         """Return the job as our worker reads it.
 
         A job with invalid input is ended as an error; the result is None.
@@ -141,7 +141,7 @@ class GearMonkeyBroker(WorkerBroker):
     def _finish(self, ends: Sequence[tuple[Ack | Failure, Status, bytes]]) -> list[Any]:
         jobs = [self._held_jobs.get((report.jid, report.attempt)) for report, _, _ in ends]
         held = [(job, status, output) for job, (_, status, output) in zip(jobs, ends, strict=True) if job is not None]
-        results = iter(self._redis_worker.finish_many(held) if held else [])
+        results = iter(self._redis_worker.finish_many(held))
         for job, _, _ in held:
             self._held_jobs.pop(_key_of(job), None)
         return [next(results) if job is not None else False for job in jobs]

@@ -50,7 +50,7 @@ class Client:
         return run_steps(self._redis, requests.run(request))
 
     def get(self, fn: str, id: int) -> Job:
-        """Return what the server stores about a job. Raises JobNotFound."""
+        """Return a job as the server stores it. Raises JobNotFound."""
         return run_steps(self._redis, requests.get(fn, id))
 
     def close(self) -> None:
@@ -86,7 +86,7 @@ class AsyncClient:
         return await _arun_steps(self._redis, requests.run(request))
 
     async def get(self, fn: str, id: int) -> Job:
-        """Return what the server stores about a job; like `Client.get`."""
+        """Return a job as the server stores it; like `Client.get`."""
         return await _arun_steps(self._redis, requests.get(fn, id))
 
     async def close(self) -> None:

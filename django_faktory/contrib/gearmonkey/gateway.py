@@ -43,18 +43,19 @@ RETRY_DELAY_S = 1.0
 
 
 class Gateway:
-    """Create jobs from the GearMonkey calls in Redis; call `run`. `functions` maps functions to tasks."""
+    """Store GearMonkey jobs as rows and report their outcomes; `run` is the loop. `tasks` maps functions to tasks."""
 
     def __init__(
-        self, redis_worker: RedisWorker, broker: Broker, alias: str, functions: Mapping[str, FaktoryTask[..., Any]]
+        self, redis_worker: RedisWorker, broker: Broker, alias: str, tasks: Mapping[str, FaktoryTask[..., Any]]
     ) -> None:
         self._redis_worker = redis_worker
         self._broker = broker
         self._alias = alias
         # The row must live as long as the job's hash: a gateway that takes the job again has to see that it ran.
-        self._tasks = {fn: replace(task, result_ttl=max(_ttl(task), JOB_TTL_S)) for fn, task in functions.items()}
+        self._tasks = {fn: replace(task, result_ttl=max(_result_ttl(task), JOB_TTL_S)) for fn, task in tasks.items()}
+        # By jid: the jobs that have a row, and whose outcome is not written back yet.
         self._open_jobs: dict[str, ReservedJob] = {}
-        self._percent: dict[str, int | None] = {}
+        self._reported_percents: dict[str, int] = {}
         self._beat_at = 0.0
         self._stopping = threading.Event()
         self._listener = ChannelListener(redis_worker.redis, redis_worker.fns)
@@ -126,7 +127,7 @@ class Gateway:
         payloads: dict[str, tuple[ReservedJob, JobPayload]] = {}
         for job in jobs:
             try:
-                payloads[_jid(job)] = job, self._payload(job)
+                payloads[_jid(job)] = job, self._build_payload(job)
             except (FaktoryError, TypeError, ValueError) as error:
                 self._redis_worker.finish(job, Status.ERROR, f"InvalidInput: {error}".encode("utf-8", "replace"))
         with transaction.atomic(using=self._alias):
@@ -142,11 +143,11 @@ class Gateway:
             elif self._redis_worker.hand_over(job):
                 self._open_jobs[jid] = job
 
-    def _payload(self, job: ReservedJob) -> JobPayload:
+    def _build_payload(self, job: ReservedJob) -> JobPayload:
         args, kwargs = call_of(job.input, max_bytes=conf.get("GEARMONKEY_MAX_INPUT_BYTES"))
         task = self._tasks[job.fn]
         backend = task.get_backend()
-        assert isinstance(backend, FaktoryBackend)  # noqa: S101  (its tasks have no other)
+        assert isinstance(backend, FaktoryBackend)  # noqa: S101  (tasks of this package have no other)
         payload = backend.callback_job(task, args, kwargs)
         jid = _jid(job)
         # The jid is derived from the token, so that a second take of the job finds this row.
@@ -163,14 +164,14 @@ class Gateway:
                 status = Status.ERROR if outcome.error else Status.SUCCESS
                 output = outcome.error.encode("utf-8", "replace") if outcome.error else output_of(outcome.result)
                 ends.append((job, status, output))
-            elif outcome.percent is not None and outcome.percent != self._percent.get(jid):
-                self._percent[jid] = outcome.percent
+            elif outcome.percent is not None and outcome.percent != self._reported_percents.get(jid):
+                self._reported_percents[jid] = outcome.percent
                 self._redis_worker.update(job, outcome.percent, 100, is_handed_over=True)
-        for (job, _, _), was_held in zip(ends, self._redis_worker.finish_many(ends) if ends else [], strict=True):
+        for (job, _, _), was_held in zip(ends, self._redis_worker.finish_many(ends), strict=True):
             if not was_held:
                 logger.warning("job ended too late, it is no longer this gateway's job=%s:%s", job.fn, job.id)
             self._open_jobs.pop(_jid(job), None)
-            self._percent.pop(_jid(job), None)
+            self._reported_percents.pop(_jid(job), None)
         return len(ends)
 
     def _shut_down(self) -> None:
@@ -188,5 +189,5 @@ def _jid(job: ReservedJob) -> str:
     return f"gearmonkey-{job.token}"
 
 
-def _ttl(task: FaktoryTask[..., Any]) -> int:
+def _result_ttl(task: FaktoryTask[..., Any]) -> int:
     return int(conf.get("RESULT_TTL") if task.result_ttl is None else task.result_ttl)

@@ -24,7 +24,9 @@ SCANS, KEYS_A_SCAN = 50, 1000
 class FunctionStatus:
     """State of one function.
 
-    `workers` are ours, each with the seconds until it counts as dead; `count` includes naive workers.
+    `workers` are ours, each with the seconds until it counts as dead; `count` includes naive workers. `held` counts the
+    jobs in our workers, `bridged` the jobs with a row, `overdue` the jobs with an expired lease. `lost` has the ids of
+    idle jobs in no queue.
     """
 
     fn: str
@@ -107,7 +109,7 @@ def _served_names(redis: Redis) -> set[str]:
 
 
 def _function_names(redis: Redis) -> tuple[list[str], bool]:
-    """Return the functions to show, and whether the list is complete. Ours come first.
+    """Return the functions to show by name, and whether the list is complete.
 
     Functions of peers are found by the specification's counters of ids and of workers, the only strings it writes.
     """
@@ -123,7 +125,7 @@ def _function_names(redis: Redis) -> tuple[list[str], bool]:
             if cursor == 0:
                 break
         is_complete = is_complete and cursor == 0
-    # Ours first: any client can create keys of this form, and must not crowd ours out.
+    # Ours first: any client can create keys of this form, and they must not displace our functions.
     names = sorted(own)[:MAX_SHOWN] + sorted(others - own)
     return sorted(names[:MAX_SHOWN]), is_complete and len(names) <= MAX_SHOWN
 

@@ -24,11 +24,11 @@ class Script:
     def __init__(self, text: str) -> None:
         self.text = text
         # Updated by `RedisWorker.open` with the digest that the server reports.
-        self.digest = hashlib.sha1(text.encode()).hexdigest()  # noqa: S324  (Redis names scripts so)
+        self.digest = hashlib.sha1(text.encode()).hexdigest()  # noqa: S324  (Redis identifies scripts by their SHA-1)
 
 
-# pcall where a peer's key may have another type: an error there must not stop the script half done. 90000 and 10 are
-# JOB_TTL_S and LOCK_TTL_S of `protocol`.
+# pcall where a peer's key may have another type: an error there must not stop the script half done. The specification
+# sets both times to live; 90000 is JOB_TTL_S of `protocol`.
 _ENDING = """
 local function settle(fn, id, status, output)
   local job, lock = 'job:' .. fn .. ':' .. id, 'lock:' .. fn .. ':' .. id
@@ -121,11 +121,12 @@ return redis.call('GET', KEYS[2])
 """)
 """KEYS registry, count; ARGV wid. Returns the count, never lowered below 0."""
 
-# The ZCARDs write nothing: a lease key of another type fails the script before its first write. `due` is the
-# specification's script unchanged, inside of ours (ADR 0013).
+# The ZCARDs write nothing: a lease key of another type fails the script before its first write. `index` is the position
+# of a function's lease key, the last of its five keys. `due` is the specification's script unchanged, inside of ours
+# (ADR 0013).
 RESERVE = Script(f"""{_ENDING}{_CLOCK}
 local function due(KEYS, ARGV) {DUE} end
-local wid, lease, most, found, wrong = ARGV[1], tonumber(ARGV[2]), tonumber(ARGV[3]), {{}}, {{}}
+local wid, lease_s, limit, taken, wrong_keys = ARGV[1], tonumber(ARGV[2]), tonumber(ARGV[3]), {{}}, {{}}
 for index = 5, #KEYS, 5 do redis.call('ZCARD', KEYS[index]) end
 local function take(index, origin, id)
   local fn = ARGV[3 + index / 5]
@@ -135,38 +136,38 @@ local function take(index, origin, id)
   local input = status and redis.call('HGET', job, 'input')
   if not input then
     settle(fn, id, 'error', 'job data missing')
-    found[#found + 1] = {{ fn, id, 0 }}
+    taken[#taken + 1] = {{ fn, id, 0 }}
     return
   end
-  redis.call('ZADD', KEYS[index], string.format('%.6f', now + lease), id)
+  redis.call('ZADD', KEYS[index], string.format('%.6f', now + lease_s), id)
   local attempt = redis.call('HINCRBY', meta, 'attempt', 1)
-  redis.call('HSETNX', meta, 'token', wid .. '-' .. clock[1] .. '-' .. clock[2] .. '-' .. #found)
+  redis.call('HSETNX', meta, 'token', wid .. '-' .. clock[1] .. '-' .. clock[2] .. '-' .. #taken)
   redis.call('HSET', meta, 'wid', wid, 'from', origin)
   redis.call('EXPIRE', meta, 90000)
   redis.call('PUBLISH', 'channel:' .. fn, 'start:' .. id)
   redis.call('HSET', job, 'status', 'busy')
-  found[#found + 1] = {{ fn, id, attempt, input, redis.call('HGET', meta, 'token') }}
+  taken[#taken + 1] = {{ fn, id, attempt, input, redis.call('HGET', meta, 'token') }}
 end
 for index = 5, #KEYS, 5 do
-  if #found < most then
-    local fine, item = pcall(due, {{ KEYS[index - 4] }}, {{ clock[1] }})
-    if not fine then wrong[#wrong + 1] = KEYS[index - 4]
+  if #taken < limit then
+    local is_queue, item = pcall(due, {{ KEYS[index - 4] }}, {{ clock[1] }})
+    if not is_queue then wrong_keys[#wrong_keys + 1] = KEYS[index - 4]
     elseif item then take(index, 'scheduled', item[2]) end
   end
 end
 for rank, origin in ipairs({{ 'high', 'normal', 'low' }}) do
   for index = 5, #KEYS, 5 do
-    while #found < most do
+    while #taken < limit do
       local id = redis.pcall('RPOP', KEYS[index - 4 + rank])
-      if type(id) == 'table' then wrong[#wrong + 1] = KEYS[index - 4 + rank] end
+      if type(id) == 'table' then wrong_keys[#wrong_keys + 1] = KEYS[index - 4 + rank] end
       if type(id) ~= 'string' then break end
       take(index, origin, id)
     end
   end
 end
-return {{ found, wrong }}
+return {{ taken, wrong_keys }}
 """)
-"""KEYS for each function scheduled, high, normal, low, lease; ARGV wid, lease seconds, most, and the functions.
+"""KEYS for each function scheduled, high, normal, low, lease; ARGV wid, lease seconds, limit, and the functions.
 
 Returns the jobs as [fn, id, attempt, input, token], with attempt 0 for jobs without data, and the keys that
 are not queues.
@@ -174,8 +175,8 @@ are not queues.
 
 # wid and attempt fence the job: a worker whose lease expired must not end it.
 FINISH = Script(f"""{_ENDING}
-local held = redis.call('HMGET', KEYS[2], 'wid', 'attempt')
-if held[1] ~= ARGV[3] or held[2] ~= ARGV[4] then return 0 end
+local wid, attempt = unpack(redis.call('HMGET', KEYS[2], 'wid', 'attempt'))
+if wid ~= ARGV[3] or attempt ~= ARGV[4] then return 0 end
 local leased = redis.call('ZREM', KEYS[1], ARGV[2]) + redis.call('ZREM', KEYS[3], ARGV[2])
 if leased == 0 then return 0 end
 redis.call('DEL', KEYS[2])
@@ -189,12 +190,12 @@ Returns 1, or 0 for a stale worker or a job that has ended.
 """
 
 UPDATE = Script("""
-local held = redis.call('HMGET', KEYS[2], 'wid', 'attempt')
-if held[1] ~= ARGV[2] or held[2] ~= ARGV[3] or not redis.call('ZSCORE', KEYS[1], ARGV[1]) then return 0 end
+local wid, attempt = unpack(redis.call('HMGET', KEYS[2], 'wid', 'attempt'))
+if wid ~= ARGV[2] or attempt ~= ARGV[3] or not redis.call('ZSCORE', KEYS[1], ARGV[1]) then return 0 end
 redis.call('HSET', KEYS[3], 'status:dividend', ARGV[4], 'status:divisor', ARGV[5])
 return 1
 """)
-"""KEYS lease, meta, job; ARGV id, wid, attempt, dividend, divisor. Returns 1, or 0 for a stale worker."""
+"""KEYS lease or held, meta, job; ARGV id, wid, attempt, dividend, divisor. Returns 1, or 0 for a stale worker."""
 
 # RPUSH, as workers pop from the right: the job is next. Score 0: it was due already.
 _BACK = """
@@ -207,9 +208,9 @@ end
 
 # No `deaths`: a worker that releases a job is alive.
 RELEASE = Script(f"""{_BACK}
-local held = redis.call('HMGET', KEYS[2], 'wid', 'attempt', 'from')
-if held[1] ~= ARGV[3] or held[2] ~= ARGV[4] or not redis.call('ZSCORE', KEYS[1], ARGV[2]) then return 0 end
-if type(put_back(ARGV[1], ARGV[2], held[3])) == 'table' then return 0 end
+local wid, attempt, origin = unpack(redis.call('HMGET', KEYS[2], 'wid', 'attempt', 'from'))
+if wid ~= ARGV[3] or attempt ~= ARGV[4] or not redis.call('ZSCORE', KEYS[1], ARGV[2]) then return 0 end
+if type(put_back(ARGV[1], ARGV[2], origin)) == 'table' then return 0 end
 redis.call('ZREM', KEYS[1], ARGV[2])
 redis.call('HDEL', KEYS[2], 'wid')
 redis.call('HSET', KEYS[3], 'status', 'idle')
@@ -226,34 +227,37 @@ EXTEND = Script(f"""{_CLOCK}
 redis.call('ZREM', KEYS[1], '')
 local kept = {{}}
 for place = 4, #ARGV, 2 do
-  local held = redis.call('HMGET', 'gm:meta:' .. ARGV[1] .. ':' .. ARGV[place], 'wid', 'attempt')
-  local mine = held[1] == ARGV[2] and held[2] == ARGV[place + 1]
-  if mine and redis.call('ZSCORE', KEYS[1], ARGV[place]) then
-    redis.call('ZADD', KEYS[1], string.format('%.6f', now + tonumber(ARGV[3])), ARGV[place])
-    redis.call('EXPIRE', 'gm:meta:' .. ARGV[1] .. ':' .. ARGV[place], 90000)
-    kept[#kept + 1] = ARGV[place]
+  local id, meta = ARGV[place], 'gm:meta:' .. ARGV[1] .. ':' .. ARGV[place]
+  local wid, attempt = unpack(redis.call('HMGET', meta, 'wid', 'attempt'))
+  if wid == ARGV[2] and attempt == ARGV[place + 1] and redis.call('ZSCORE', KEYS[1], id) then
+    redis.call('ZADD', KEYS[1], string.format('%.6f', now + tonumber(ARGV[3])), id)
+    redis.call('EXPIRE', meta, 90000)
+    kept[#kept + 1] = id
   end
 end
 return kept
 """)
-"""KEYS lease, or held; ARGV fn, wid, seconds, then id and attempt of each job. Returns the ids still held."""
+"""KEYS lease or held; ARGV fn, wid, seconds, then id and attempt of each job.
+
+Returns the ids of the jobs that are still this worker's.
+"""
 
 # A job whose queue key has another type keeps its lease for 5 more seconds, and is tried again.
 SWEEP = Script(f"""{_ENDING}{_BACK}{_CLOCK}
-local back, given_up = {{}}, {{}}
+local requeued, given_up = {{}}, {{}}
 for _, id in ipairs(redis.call('ZRANGEBYSCORE', KEYS[1], '-inf', now, 'LIMIT', 0, 100)) do
   local meta = 'gm:meta:' .. ARGV[1] .. ':' .. id
   local status = status_of(ARGV[1], id)
-  local held = redis.call('HMGET', meta, 'from', 'deaths')
+  local origin, deaths = unpack(redis.call('HMGET', meta, 'from', 'deaths'))
   if status == nil or is_final(status) then
     redis.call('ZREM', KEYS[1], id)
     redis.call('DEL', meta)
-  elseif tonumber(held[2] or '0') + 1 >= tonumber(ARGV[2]) then
+  elseif tonumber(deaths or '0') + 1 >= tonumber(ARGV[2]) then
     redis.call('ZREM', KEYS[1], id)
     redis.call('DEL', meta)
     settle(ARGV[1], id, 'error', 'worker died')
     given_up[#given_up + 1] = id
-  elseif type(put_back(ARGV[1], id, held[1] or 'normal')) == 'table' then
+  elseif type(put_back(ARGV[1], id, origin or 'normal')) == 'table' then
     redis.call('ZADD', KEYS[1], now + 5, id)
   else
     redis.call('ZREM', KEYS[1], id)
@@ -261,21 +265,21 @@ for _, id in ipairs(redis.call('ZRANGEBYSCORE', KEYS[1], '-inf', now, 'LIMIT', 0
     redis.call('HDEL', meta, 'wid')
     redis.call('EXPIRE', meta, 90000)
     redis.call('HSET', 'job:' .. ARGV[1] .. ':' .. id, 'status', 'idle')
-    back[#back + 1] = id
+    requeued[#requeued + 1] = id
   end
 end
-return {{ back, given_up }}
+return {{ requeued, given_up }}
 """)
-"""KEYS lease; ARGV fn, most deaths. Returns the ids put back and the ids given up."""
+"""KEYS lease; ARGV fn, maximum of deaths. Returns the ids put back and the ids given up."""
 
 DISMISS = Script(f"""{_BACK}
 for _, id in ipairs(redis.call('ZRANGE', KEYS[1], 0, -1)) do
   local meta, job = 'gm:meta:' .. ARGV[1] .. ':' .. id, 'job:' .. ARGV[1] .. ':' .. id
-  local held = redis.call('HMGET', meta, 'wid', 'from')
-  if held[1] == ARGV[2] then
+  local wid, origin = unpack(redis.call('HMGET', meta, 'wid', 'from'))
+  if wid == ARGV[2] then
     if ARGV[3] == '1' then redis.call('ZADD', KEYS[1], 0, id)
     elseif redis.call('TYPE', job).ok ~= 'hash' then redis.call('ZREM', KEYS[1], id)
-    elseif type(put_back(ARGV[1], id, held[2])) ~= 'table' then
+    elseif type(put_back(ARGV[1], id, origin)) ~= 'table' then
       redis.call('ZREM', KEYS[1], id)
       redis.call('HDEL', meta, 'wid')
       redis.call('HSET', job, 'status', 'idle')
@@ -285,24 +289,25 @@ end
 """)
 """KEYS lease; ARGV fn, wid, "1" if the worker died.
 
-The leases of a dead worker expire for the next sweep; the jobs of a live one are put back.
+Expires the leases of a dead worker, so that the next sweep puts its jobs back and counts the death. Puts the jobs of a
+live worker back at once.
 """
 
-# `gm:held` is read by no sweep: the row is the job from now on (ADR 0013).
 HAND_OVER = Script(f"""{_CLOCK}
-local held = redis.call('HMGET', KEYS[3], 'wid', 'attempt')
-if held[1] ~= ARGV[2] or held[2] ~= ARGV[3] or redis.call('ZREM', KEYS[1], ARGV[1]) == 0 then return 0 end
+local wid, attempt = unpack(redis.call('HMGET', KEYS[3], 'wid', 'attempt'))
+if wid ~= ARGV[2] or attempt ~= ARGV[3] or redis.call('ZREM', KEYS[1], ARGV[1]) == 0 then return 0 end
 redis.call('ZADD', KEYS[2], string.format('%.6f', now + tonumber(ARGV[4])), ARGV[1])
 return 1
 """)
 """KEYS lease, held, meta; ARGV id, wid, attempt, seconds. Returns 1, or 0 for a stale worker.
 
-Afterwards a row represents the job, and no sweep puts it back into a queue.
+Afterwards a row in this project's database represents the job. A sweep reads only lease keys, so none puts the job back
+into a queue (ADR 0013).
 """
 
-# The token is kept from the first claim, and with it the jid: the new gateway finds the row (ADR 0013).
+# The token stays that of the first claim. The jid is derived from it, so the new gateway finds the row (ADR 0013).
 ADOPT = Script(f"""{_CLOCK}
-local found = {{}}
+local adopted = {{}}
 for _, id in ipairs(redis.call('ZRANGEBYSCORE', KEYS[1], '-inf', now, 'LIMIT', 0, tonumber(ARGV[4]))) do
   local meta = 'gm:meta:' .. ARGV[1] .. ':' .. id
   local token = redis.call('HGET', meta, 'token')
@@ -310,14 +315,14 @@ for _, id in ipairs(redis.call('ZRANGEBYSCORE', KEYS[1], '-inf', now, 'LIMIT', 0
     redis.call('ZADD', KEYS[1], string.format('%.6f', now + tonumber(ARGV[3])), id)
     local attempt = redis.call('HINCRBY', meta, 'attempt', 1)
     redis.call('HSET', meta, 'wid', ARGV[2])
-    found[#found + 1] = {{ ARGV[1], id, attempt, '', token }}
+    adopted[#adopted + 1] = {{ ARGV[1], id, attempt, '', token }}
   else
     redis.call('ZREM', KEYS[1], id)
   end
 end
-return {{ found, {{}} }}
+return {{ adopted, {{}} }}
 """)
-"""KEYS held; ARGV fn, wid, seconds, most. Returns jobs that have a row and no live gateway."""
+"""KEYS held; ARGV fn, wid, seconds, limit. Returns jobs that have a row and no live gateway, in the form of RESERVE."""
 
 # Queued at the second audit only: at the first, a client may be between two of its commands (ADR 0013).
 AUDIT = Script(f"""{_CLOCK}

@@ -1,4 +1,4 @@
-"""Background loop that sweeps, and optionally audits, in every process of ours.
+"""Background loop of each of our processes: requeue the jobs of dead workers (sweep), and jobs in no queue (audit).
 
 There is no leader: each step may run twice without harm.
 """
@@ -20,7 +20,7 @@ AUDIT_EVERY_S = 61.0
 
 
 class MaintenanceLoop:
-    """Loop of sweeps; `run` is the target of a thread."""
+    """Loop of sweeps, and of audits if `audits`; `run` is the target of a thread."""
 
     def __init__(self, redis_worker: RedisWorker, *, audits: bool = False, every_s: float = SWEEP_EVERY_S) -> None:
         self._redis_worker = redis_worker

@@ -37,9 +37,8 @@ class ChannelListener(Listener):
     def wait(self, timeout_s: float) -> bool:
         """Return True on a notification, and again after each delay of `RECHECK_DELAYS_S`; False after `timeout_s`."""
         recheck_at = self._recheck_times[0] if self._recheck_times else None
-        now = time.monotonic()
         if recheck_at is not None:
-            timeout_s = min(timeout_s, max(0.0, recheck_at - now))
+            timeout_s = min(timeout_s, max(0.0, recheck_at - time.monotonic()))
         if self._wait_for_notification(timeout_s):
             now = time.monotonic()
             self._recheck_times = [now + after_s for after_s in RECHECK_DELAYS_S]
@@ -60,8 +59,8 @@ class ChannelListener(Listener):
             try:
                 if self._pubsub is None:
                     self._subscribe()
-                if self._next(max(0.0, min(remaining_s, CLOSED_CHECK_S))):
-                    while self._next(0.0):  # one notification is enough: drain the pending ones
+                if self._receive_create(max(0.0, min(remaining_s, CLOSED_CHECK_S))):
+                    while self._receive_create(0.0):  # one notification is enough: drain the pending ones
                         pass
                     return True
             except (*REDIS_ERRORS, OSError):
@@ -77,7 +76,7 @@ class ChannelListener(Listener):
         self._pubsub = self._redis.pubsub(ignore_subscribe_messages=True)
         self._pubsub.subscribe(*self._channels)
 
-    def _next(self, timeout_s: float) -> bool:
+    def _receive_create(self, timeout_s: float) -> bool:
         """Return whether a `create` event arrives within the time; skip other events."""
         ends_at = time.monotonic() + timeout_s
         while True:

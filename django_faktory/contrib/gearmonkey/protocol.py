@@ -20,10 +20,9 @@ PRIORITIES = (HIGH, NORMAL, LOW, SCHEDULED)
 LISTS = (HIGH, NORMAL, LOW)
 """Priorities with a list, in the order in which workers read them."""
 
-# This and LOCK_TTL_S are the specification's; `lua._ENDING` repeats them.
+# Set by the specification; the scripts of `lua` repeat it.
 JOB_TTL_S = 90_000
 """Seconds for which a job's hash is kept after the job's end: 25 hours."""
-LOCK_TTL_S = 10
 MAX_OUTPUT_ERROR_BYTES = 64 * 1024
 
 

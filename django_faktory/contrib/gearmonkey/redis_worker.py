@@ -29,6 +29,7 @@ logger = get_logger(__name__)
 LEASE_S = 20.0
 """Seconds without a heartbeat after which a worker loses its jobs and is no longer counted."""
 BEATS_A_LEASE = 4
+"""Heartbeats in the time of one lease."""
 MAX_DEATHS = 5
 """A job is given up after this many of its workers have died."""
 
@@ -67,7 +68,7 @@ class RedisWorker:
         self._lock = threading.Lock()
 
     def open(self) -> None:
-        """Check the server and load the scripts, the specification's one included. Raises UnusableServer."""
+        """Check the server and load the scripts, including the specification's. Raises UnusableServer."""
         examine(self.redis, self.fns)
         with _translate_errors():
             # Naive peers call this script by its digest only and fail if a restart of Redis removed it.
@@ -100,7 +101,7 @@ class RedisWorker:
     def take(self, limit: int) -> list[ReservedJob]:
         """Take up to `limit` jobs: due scheduled ones first, then high, normal, low. Functions take turns."""
         with self._lock:
-            # Rotate the functions, so that a full one does not starve the next ones.
+            # Rotate the functions, so that one with many jobs does not starve the next ones.
             self._turn += 1
             turn = self._turn % len(self.fns)
         fns = self.fns[turn:] + self.fns[:turn]

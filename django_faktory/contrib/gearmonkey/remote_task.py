@@ -33,8 +33,8 @@ def gearmonkey_task(
     """Decorate a function. Its signature describes the job's arguments; its body is never run.
 
     The result is `output` applied to the output's text; by default a JSON array or object is decoded and any other text
-    is returned as it is. `wait_s` bounds the wait (JobTimeout). `rollcall` fails at once if there is no worker
-    (NoWorkers). An error of the remote job raises RemoteFailure. `options` are those of `@task`.
+    is returned as it is. `wait_s` bounds the wait (JobTimeout). With `rollcall` a run fails at once if there is no
+    worker (NoWorkers). An error of the remote job raises RemoteFailure. `options` are those of `@task`.
     """
     protocol.function_name(fn)
     # The thread of our worker is occupied until the end, so waiting for a time is left to our own job.
@@ -43,12 +43,12 @@ def gearmonkey_task(
     client_options = [OPT_BLOCKING, OPT_ROLLCALL] if rollcall else [OPT_BLOCKING]
 
     def decorate(function: Callable[..., Any]) -> FaktoryTask[..., Any]:
-        parameters = inspect.signature(function)
+        signature = inspect.signature(function)
 
         @wraps(function)
         def run_remotely(*args: Any, **kwargs: Any) -> Any:
             # Wrong arguments should fail here, before a job is created.
-            parameters.bind(*args, **kwargs)
+            signature.bind(*args, **kwargs)
             client = _client(url_of(url))
             id_ = client.run(fn, input_of(args, kwargs), prio, client_options, timeout=wait_s)
             job = client.get(fn, id_)

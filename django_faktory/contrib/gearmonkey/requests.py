@@ -36,7 +36,7 @@ from .lua import Script
 SLICE_S = 1.0
 """Seconds between two reads of a job's status while waiting, in case the end message is lost."""
 
-RETRY_S = 0.1
+RETRY_DELAY_S = 0.1
 
 REDIS_ERRORS = (RedisError, RedisClusterException)
 """All base classes of redis-py's errors: RedisClusterException is not a RedisError."""
@@ -116,7 +116,7 @@ def new_request(
 
 def run(request: Request) -> Steps[int]:
     """Create a job as `Client.run` does and return its id."""
-    # Before the job is created: NoWorkers means that there is none.
+    # Before the job is created: after NoWorkers no job exists.
     if protocol.OPT_ROLLCALL in request.options:
         yield from roll_call(request.fn)
     id_ = yield from create(request)
@@ -196,12 +196,12 @@ def wait(fn: str, id_: int, timeout_s: float | None) -> Steps[None]:
             if remaining_s <= 0:
                 raise JobTimeout(fn, id_, timeout_s or 0)
             if was_woken:  # the message of an earlier end stays and would wake this client at once
-                yield Pause(min(RETRY_S, remaining_s))
+                yield Pause(min(RETRY_DELAY_S, remaining_s))
             # Never 0: for Redis that is a wait without limit.
             slice_s = max(0.01, min(SLICE_S, remaining_s))
             was_woken = bool((yield ("BLMOVE", lock, lock, "RIGHT", "LEFT", f"{slice_s:.3f}")))
         except REDIS_ERRORS:  # unreachable, UNBLOCKED, or not a list: the status decides
-            yield Pause(max(0.0, min(RETRY_S, remaining_s)))
+            yield Pause(max(0.0, min(RETRY_DELAY_S, remaining_s)))
             if remaining_s <= 0:
                 raise JobTimeout(fn, id_, timeout_s or 0) from None
 

@@ -49,7 +49,7 @@ def _run_with_redis_worker(
     try:
         redis = connect(run_config.gearmonkey)
     except BrokerUnavailable as error:
-        logger.error("GearMonkey: %s; trying again", error)  # noqa: TRY400  (one line, its own words)
+        logger.error("GearMonkey: %s; trying again", error)  # noqa: TRY400  (expected: no traceback)
         return CRASHED
     return main(
         RedisWorker(redis, list(served_tasks()), wid=child_spec.wid, lease_s=conf.get("GEARMONKEY_LEASE")), child_spec
@@ -75,7 +75,7 @@ def _run_worker(run_config: RunConfig, redis_worker: RedisWorker, child_spec: Ch
     )
     # Before any thread is started: a signal must find its handler.
     install_signals(child_spec, stop=worker.stop, quiet=worker.quiet)
-    # Jobs of the process that this one replaces, before it takes new ones.
+    # Reclaim the jobs of the process that this one replaces, before it takes new ones.
     report_lost(broker, child_spec)
     if not _run_with_maintenance(redis_worker, worker.run, "worker"):
         return CANNOT_START
@@ -96,6 +96,6 @@ def _run_with_maintenance(redis_worker: RedisWorker, run: Callable[[], object], 
         try:
             run()
         except FaktoryError as error:
-            logger.error("GearMonkey %s cannot start: %s", role, error)  # noqa: TRY400  (one line, its own words)
+            logger.error("GearMonkey %s cannot start: %s", role, error)  # noqa: TRY400  (expected: no traceback)
             return False
     return True

@@ -1,4 +1,4 @@
-"""Settings of GearMonkey, read-only."""
+"""Find the URL of the GearMonkey server: in the environment or in the settings."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ def url_of(url: str | None = None) -> str:
 
 
 def is_configured() -> bool:
-    """Return whether the project names a server."""
+    """Return whether the environment or the settings name a server."""
     return bool(os.environ.get("GEARMONKEY_URL") or conf.get("GEARMONKEY_URL"))
 
 

@@ -1,6 +1,6 @@
 """The worker of the specification: `accept` functions, `work` on an input, `update` the progress. One job at a time.
 
-For programs of their own. For a project's tasks use `runfaktory --gearmonkey`, which adds threads, time limits and a
+For a standalone program. For a project's tasks use `runfaktory --gearmonkey`, which adds threads, time limits and a
 graceful stop.
 """
 
@@ -24,7 +24,7 @@ from .settings import url_of
 logger = get_logger(__name__)
 
 POLL_S = 1.0
-PAUSE_S = 0.25
+RETRY_DELAY_S = 0.25
 
 
 class Worker:
@@ -108,17 +108,17 @@ class Worker:
             jobs = redis_worker.take(1)
         except FaktoryError as error:
             logger.warning("no job could be taken error=%s", error)
-            self._stopping.wait(PAUSE_S)
+            self._stopping.wait(RETRY_DELAY_S)
             return
         if not jobs:
             listener.wait(POLL_S)
         for job in jobs:
             self._current = job
             # `_current` is set until the end is reported, so that the lease is extended while Redis is unreachable.
-            self._report_end(redis_worker, job, *self._outcome(job))
+            self._report_end(redis_worker, job, *self._execute(job))
             self._current = None
 
-    def _outcome(self, job: ReservedJob) -> tuple[Status, bytes]:
+    def _execute(self, job: ReservedJob) -> tuple[Status, bytes]:
         try:
             work = self._handlers[job.fn] or self.work
             value = work(job.input)
@@ -135,7 +135,7 @@ class Worker:
                 return
             except BrokerUnavailable as error:
                 logger.warning("could not report the end of a job yet job=%s:%s error=%s", job.fn, job.id, error)
-                time.sleep(PAUSE_S)
+                time.sleep(RETRY_DELAY_S)
             except FaktoryError as error:
                 logger.error("the server refused an end job=%s:%s error=%s", job.fn, job.id, error)  # noqa: TRY400
                 return
