@@ -252,7 +252,7 @@ SETTINGS: dict[str, Setting] = {
     "POLL_INTERVAL": Setting(
         1.0,
         _seconds(0.01),
-        "Maximum number of seconds between two polls for work; five times as long if notifications arrive.",
+        "Seconds until an idle worker polls without a notification; five times as long while notifications arrive.",
     ),
     "UNKNOWN_JOBTYPE_GRACE": Setting(
         600.0,

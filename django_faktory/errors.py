@@ -76,7 +76,7 @@ class InvalidCron(TranslatableError):
 
 
 class NotUnique(TranslatableError):
-    """Another job with the same task, arguments and queue has the lock of `unique_for` (W27).
+    """A stored job has the same unique key: the same task, arguments and queue, within its `unique_for` (W27).
 
     `enqueue_many` sets `results`: the TaskResult of each call, None for the rejected ones.
     """

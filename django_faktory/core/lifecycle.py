@@ -124,7 +124,9 @@ TRANSITIONS: dict[State | None, dict[Event, frozenset[State | None]]] = {
     State.EXPIRED: {Event.PUSH: _after_push, Event.PURGE: frozenset({GONE})},
 }
 
-WAITING = frozenset({State.SCHEDULED, State.RETRIES})
+DELAYED = frozenset({State.SCHEDULED, State.RETRIES})
+"""States of jobs that wait for their time; jobs that wait for a worker are `enqueued`."""
+
 LIVE = frozenset({State.SCHEDULED, State.ENQUEUED, State.BLOCKED, State.WORKING, State.RETRIES})
 FINISHED = frozenset(State) - LIVE
 

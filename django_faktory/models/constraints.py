@@ -37,7 +37,7 @@ class OneOf(Func):
         return f"{column} = ANY (%s)", [*params, f"{{{','.join(self.words)}}}"]
 
 
-_WAITING = [str(state) for state in (State.ENQUEUED, State.BLOCKED)]
+_QUEUED = [str(state) for state in (State.ENQUEUED, State.BLOCKED)]
 _LATER = [str(state) for state in (State.SCHEDULED, State.RETRIES)]
 _ENDED = [str(state) for state in (State.DEAD, State.SUCCEEDED, State.DISCARDED, State.EXPIRED)]
 
@@ -49,7 +49,7 @@ JOB_CONSTRAINT = Q(sort_priority__gte=-100, sort_priority__lte=100) & Q(
     Case(
         # A waiting job has a position in its queue, and no permit before it runs; only waiting jobs are blocked at a
         # limiter.
-        When(OneOf("state", _WAITING), then=Q(enqueued_at__isnull=False, permits__isnull=True)),
+        When(OneOf("state", _QUEUED), then=Q(enqueued_at__isnull=False, permits__isnull=True)),
         When(limiter__isnull=False, then=NEVER_AT_LIMITER),
         # A working job was claimed, and its reservation ends at a known time.
         When(state=str(State.WORKING), then=Q(attempt__gte=1, reserved_until__isnull=False)),

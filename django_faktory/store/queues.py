@@ -79,10 +79,10 @@ _IN_USE = f"""
   SELECT (SELECT MIN(job.queue) FROM {JOB} AS job WHERE job.state = '{{state}}' AND job.queue > prior.name), place + 1
   FROM {{state}} AS prior WHERE prior.name IS NOT NULL AND place < {NAMES_AT_ONCE}
 )"""
-_WAITING = (State.ENQUEUED, State.BLOCKED)
+_QUEUED = (State.ENQUEUED, State.BLOCKED)
 _NAMES = (
-    f"WITH RECURSIVE {', '.join(_IN_USE.format(state=state) for state in _WAITING)} "
-    + " UNION ".join(f"SELECT name FROM {state} WHERE name IS NOT NULL" for state in _WAITING)
+    f"WITH RECURSIVE {', '.join(_IN_USE.format(state=state) for state in _QUEUED)} "
+    + " UNION ".join(f"SELECT name FROM {state} WHERE name IS NOT NULL" for state in _QUEUED)
     + f" ORDER BY name LIMIT {NAMES_AT_ONCE}"
 )
 
@@ -114,7 +114,7 @@ def forget_unused(*, using: str, after: str = "", unused_s: float = UNUSED_S) ->
     unused = rows.filter(~Exists(limit), paused_at=None, used_at__lt=Now() - timedelta(seconds=unused_s))
     next_names = rows.filter(name__gt=after).order_by("name").values_list("name", flat=True)[:NAMES_AT_ONCE]
     names = run(using, lambda _: list(next_names), atomic=False)
-    empty = unused.filter(*(~Exists(jobs.in_state(state)) for state in _WAITING), name__in=names)
+    empty = unused.filter(*(~Exists(jobs.in_state(state)) for state in _QUEUED), name__in=names)
     candidates = run(using, lambda _: list(empty.values_list("name", flat=True)), atomic=False)
 
     def verb(_: BaseDatabaseWrapper) -> int:
@@ -198,7 +198,7 @@ def read_waiting(names: Sequence[str], *, using: str, max_count: int = COUNTED) 
     def verb(connection: BaseDatabaseWrapper) -> dict[str, Waiting]:
         waiting_by_queue = dict.fromkeys(names, Waiting(0, 0.0))
         with connection.cursor() as cursor:
-            for state in _WAITING:
+            for state in _QUEUED:
                 heads, ages = _heads(connection, [state])
                 sizes, values = _sizes(names, state, using, max_count)
                 cursor.execute(f"{heads} {ages} UNION ALL {sizes}", [jsontext.encode(list(names)), *values])
@@ -227,7 +227,7 @@ SELECT heads.queue, (SELECT MIN(job.enqueued_at) FROM {JOB} AS job
 FROM {{state}} AS heads WHERE heads.sort_priority IS NOT NULL"""
 
 
-def _heads(connection: BaseDatabaseWrapper, states: Sequence[State] = _WAITING) -> tuple[str, str]:
+def _heads(connection: BaseDatabaseWrapper, states: Sequence[State] = _QUEUED) -> tuple[str, str]:
     """Build a WITH clause and a SELECT of name, 0 and the age of the oldest job.
 
     The parameter of the WITH clause is a JSON array of names.

@@ -17,7 +17,7 @@ from ..core.payloads import Ack, FetchRequest, Lease, Reservation
 from ..errors import FaktoryError
 from ..store.notifier import Listener, PollingListener
 from . import suspects
-from .job_buffer import STUCK_S, JobBuffer
+from .job_buffer import UNBEGUN_S, JobBuffer
 from .outage_pause import OutagePause
 from .queue_order import QueueOrder
 
@@ -93,7 +93,7 @@ class Fetcher:
     def wake(self) -> None:
         """Fetch at once, because a job has just become ready. Safe from any thread."""
         if self._listener is not None:
-            self._listener.ring()
+            self._listener.wake()
 
     def acknowledge(self, acks: Sequence[Ack]) -> Sequence[FaktoryError | bool]:
         """Send these ACKs; called by the thread that reports. Returns one answer for each.
@@ -131,10 +131,10 @@ class Fetcher:
         return request if request.queues else None
 
     def _run_round(self, listener: Listener) -> None:
-        room = self._buffer.wait_for_room(STUCK_S)
+        room = self._buffer.wait_for_room(UNBEGUN_S)
         # Before the check of `room`: while a suspect is here there is no room, but the suspect must still be begun.
         self._check_suspect()
-        if not self._broker.blocking and self._release_stuck():
+        if not self._broker.blocking and self._release_unbegun():
             return
         if not room:
             return
@@ -155,8 +155,8 @@ class Fetcher:
         if self._on_drained is None:
             if not self._broker.blocking:
                 poll_s = listener.poll_s(self._poll_interval_s)
-                # Jobs that wait for a thread are released after STUCK_S, so wake up by then.
-                listener.wait(min(STUCK_S, poll_s) if self._buffer.has_waiting() else poll_s)
+                # Jobs that wait for a thread are released after UNBEGUN_S, so wake up by then.
+                listener.wait(min(UNBEGUN_S, poll_s) if self._buffer.has_waiting() else poll_s)
         elif not jobs and was_idle:
             self._end_or_retry(self._on_drained)
         elif not jobs:  # a running job may enqueue another one, or have a lock that blocks other jobs
@@ -235,15 +235,15 @@ class Fetcher:
             logger.warning("job runs alone and is deferred, others did not end jid=%s wid=%s", job.jid, self._wid)
             self._buffer.report(suspects.defer_suspect(job))
 
-    def _release_stuck(self) -> bool:
+    def _release_unbegun(self) -> bool:
         """Release jobs that no thread begins in time; return whether there were any.
 
         Jobs that an earlier call failed to release are released with them.
         """
-        stuck = self._buffer.take_stuck()
-        if stuck or self._unreleased:
-            self._release(stuck)
-        return bool(stuck)
+        unbegun = self._buffer.take_unbegun()
+        if unbegun or self._unreleased:
+            self._release(unbegun)
+        return bool(unbegun)
 
     def _release(self, jobs: Sequence[Reservation]) -> None:
         """Release these jobs, and the jobs of failed releases. If it fails, the next call releases them.

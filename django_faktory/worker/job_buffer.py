@@ -17,7 +17,7 @@ from .prefetch_window import PrefetchWindow
 
 Report = Ack | Failure | Interruption
 
-STUCK_S = 0.25
+UNBEGUN_S = 0.25
 """Jobs that no thread begins within this time are released: another worker may be idle."""
 
 MAX_UNREPORTED = 1000
@@ -159,7 +159,7 @@ class JobBuffer:
 
     def take_next(self) -> Reservation | None:
         """Return the next job to run; block until there is one. None means that no more jobs come."""
-        # `_progressed_at` is set without the lock: a lost update only delays `take_stuck`.
+        # `_progressed_at` is set without the lock: a lost update only delays `take_unbegun`.
         job = self._waiting.get()
         self._progressed_at = time.monotonic()
         return job
@@ -199,12 +199,12 @@ class JobBuffer:
         self._unlocking -= matching
         return bool(matching)
 
-    def take_stuck(self) -> list[Reservation]:
-        """Remove and return waiting jobs if no thread has begun one for STUCK_S."""
-        if not self.has_waiting() or time.monotonic() - self._progressed_at < STUCK_S:
+    def take_unbegun(self) -> list[Reservation]:
+        """Remove and return waiting jobs if no thread has begun one for UNBEGUN_S."""
+        if not self.has_waiting() or time.monotonic() - self._progressed_at < UNBEGUN_S:
             return []
         with self._lock:
-            self._prefetch_window.record_stuck()
+            self._prefetch_window.record_unbegun()
         return self._take_waiting()
 
     def take_waiting(self) -> list[Reservation]:

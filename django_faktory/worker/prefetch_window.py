@@ -47,7 +47,7 @@ class PrefetchWindow:
         self._mean_s += (ran_s - self._mean_s) * SHARE
         self._window = min(self._window * 2, self._concurrency + self._max_prefetch)
 
-    def record_stuck(self) -> None:
+    def record_unbegun(self) -> None:
         """Record that prefetched jobs were not begun in time: expect slow jobs."""
         self._mean_s = SLOW_S
 

@@ -1,6 +1,7 @@
 """Decide when a worker process is replaced: after a number of jobs or above a memory size (`RecyclePolicy`).
 
-Does not end the process itself. Rules: `docs/workers.md`, "Fresh processes".
+Counted after each job, never during one. Does not end the process itself. Rules: `docs/workers.md`, "Recycling
+processes".
 """
 
 from __future__ import annotations

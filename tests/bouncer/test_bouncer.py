@@ -116,7 +116,7 @@ def test_a_listener_leaves_no_channel_in_shared_sessions(behind, closing_later, 
     have_many_sessions()
     listener = closing_later(notifier.listen("default"))
     wait_until(lambda: not listener._thread.is_alive())
-    assert not listener.hears_all
+    assert not listener.receives_all
     assert listener.poll_s(1.0) == 1.0
     assert caplog.text.count(NO_NOTIFY) == 1
     assert asked("SELECT pg_listening_channels()") == []
@@ -132,7 +132,7 @@ def hears_what_is_announced(listener):
 
 def test_notifications_sent_through_pgbouncer_reach_a_direct_listener(behind, closing_later):
     listener = closing_later(notifier.listen("default"))
-    wait_until(lambda: listener.hears_all)
+    wait_until(lambda: listener.receives_all)
     behind()
     assert hears_what_is_announced(listener)
 
@@ -140,7 +140,7 @@ def test_notifications_sent_through_pgbouncer_reach_a_direct_listener(behind, cl
 def test_in_session_mode_notifications_are_received(behind, closing_later, caplog):
     behind("session")
     listener = closing_later(notifier.listen("default"))
-    wait_until(lambda: listener.hears_all)
+    wait_until(lambda: listener.receives_all)
     assert hears_what_is_announced(listener)
     assert NO_NOTIFY not in caplog.text
 

@@ -22,7 +22,7 @@ def test_a_listener_keeps_no_connection_of_the_pool(change_connection, closing_l
     change_connection(OPTIONS={"pool": {"min_size": 1, "max_size": 1, "timeout": 2}})
     listener = closing_later(notifier.listen("default"))
     # Through a PgBouncer it receives nothing; it has tried for long enough when its thread ends.
-    wait_until(lambda: listener.hears_all if VIA != "bouncer" else not listener._thread.is_alive())
+    wait_until(lambda: listener.receives_all if VIA != "bouncer" else not listener._thread.is_alive())
     with connection.cursor() as cursor:
         cursor.execute("SELECT pg_listening_channels()")
         # Nodes that other tests killed may have left the channel of a trial, which is silent, in PgBouncer's session.

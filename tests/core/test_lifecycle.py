@@ -7,11 +7,11 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from django_faktory.core.lifecycle import (
+    DELAYED,
     FINISHED,
     GONE,
     LIVE,
     TRANSITIONS,
-    WAITING,
     Event,
     FailureOutcome,
     State,
@@ -101,7 +101,7 @@ def test_state_names_match_the_protocol():
 def test_every_state_is_live_or_finished_and_waiting_ones_are_live():
     assert set(State) == LIVE | FINISHED
     assert not LIVE & FINISHED
-    assert WAITING <= LIVE
+    assert DELAYED <= LIVE
 
 
 def test_every_state_can_be_reached_and_left():

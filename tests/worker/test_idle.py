@@ -33,9 +33,9 @@ A job takes about 35 µs of processor time, and each call 0.2 µs.
 class Noted(PollingListener):
     """Record the timeout of each wait, and block until it is closed."""
 
-    def __init__(self, *, hears_all):
+    def __init__(self, *, receives_all):
         super().__init__()
-        self.hears_all = hears_all
+        self.receives_all = receives_all
         self.waits = []
         self.is_waiting = threading.Event()
 
@@ -46,9 +46,9 @@ class Noted(PollingListener):
         return False
 
 
-@pytest.mark.parametrize(("hears_all", "wait_s"), [(True, 5 * POLL_S), (False, POLL_S)])
-def test_an_idle_worker_polls_less_often_if_notifications_are_reliable(work, hears_all, wait_s):
-    listener = Noted(hears_all=hears_all)
+@pytest.mark.parametrize(("receives_all", "wait_s"), [(True, 5 * POLL_S), (False, POLL_S)])
+def test_an_idle_worker_polls_less_often_if_notifications_are_reliable(work, receives_all, wait_s):
+    listener = Noted(receives_all=receives_all)
     work(listen=lambda: listener, poll_interval=POLL_S)
     assert listener.is_waiting.wait(60)
     assert listener.waits == [wait_s]

@@ -99,10 +99,10 @@ def test_jobs_that_have_not_started_can_be_removed_from_the_buffer(held):
 def test_waiting_jobs_are_stuck_only_when_no_thread_takes_one(held, monkeypatch):
     job = reserved()
     held.add([job])
-    assert held.take_stuck() == []
-    monkeypatch.setattr(held_module, "STUCK_S", 0.0)
-    assert held.take_stuck() == [job]
-    assert held.take_stuck() == []
+    assert held.take_unbegun() == []
+    monkeypatch.setattr(held_module, "UNBEGUN_S", 0.0)
+    assert held.take_unbegun() == [job]
+    assert held.take_unbegun() == []
 
 
 def test_wait_empty_returns_whether_the_buffer_became_empty(held):

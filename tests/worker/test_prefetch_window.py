@@ -57,7 +57,7 @@ def test_a_small_refill_is_fetched_only_if_a_thread_is_idle():
 
 def test_a_stuck_job_stops_prefetching():
     pace = pace_after(*[0.0] * 200)
-    pace.record_stuck()
+    pace.record_unbegun()
     assert pace.room(0, now=T0) == 4
 
 

@@ -41,8 +41,8 @@ class HasActionPermission(IsLoggedIn):
             return False
         action = getattr(view, "action", None)
         if action is None:
-            # OPTIONS ("metadata") describes the list, so it needs the permission of the list.
             return True
+        # OPTIONS ("metadata") describes the list, so it needs the permission of the list.
         required: Any = getattr(view, "needs", {}).get("list" if action == "metadata" else action)
         return required is not None and may(request.user, required)
 

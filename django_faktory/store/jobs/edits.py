@@ -13,7 +13,7 @@ from typing import NamedTuple
 from django.db import IntegrityError, transaction
 from django.db.backends.base.base import BaseDatabaseWrapper
 
-from ...core.lifecycle import WAITING, Event, State, sources
+from ...core.lifecycle import DELAYED, Event, State, sources
 from ...core.payloads import JobPayload
 from ...errors import InvalidTransition, JobNotFound, NotUnique
 from ...models import Job
@@ -53,7 +53,7 @@ def edit(jid: str, change: Callable[[Job], Edit], *, using: str) -> Job:
         if row.state not in EDITABLE:
             raise InvalidTransition("a job that is %(state)s cannot be edited", state=row.state)
         new_values = change(row)
-        if new_values.run_at is not None and row.state not in WAITING:
+        if new_values.run_at is not None and row.state not in DELAYED:
             raise InvalidTransition("a job that is %(state)s has no time to wait for", state=row.state)
         with transaction.atomic(using=using):  # a savepoint: a taken key must not abort the caller's transaction
             _write(connection, row, new_values)

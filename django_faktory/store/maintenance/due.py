@@ -14,7 +14,7 @@ from django.db.models import QuerySet
 from django.db.models.functions import Now
 
 from ...core.json.fields import later
-from ...core.lifecycle import FINISHED, GONE, WAITING, Event, State, sources
+from ...core.lifecycle import DELAYED, FINISHED, GONE, Event, State, sources
 from ...models import Job, JobQuerySet
 from ..batches import counters
 from ..deletion import delete_locked
@@ -33,13 +33,13 @@ def enqueue_due(*, using: str, now: datetime | None = None, limit: int = CHUNK) 
 
     def verb(connection: BaseDatabaseWrapper) -> set[str]:
         rows: list[tuple[int, str, str | None]] = []
-        for jobs in find_waiting_jobs(connection, using=using):
+        for jobs in find_delayed_jobs(connection, using=using):
             due = jobs.filter(run_at__lte=now or Now()).select_for_update(skip_locked=True)
             rows += due.values_list("pk", "queue", "lock_key")[: limit - len(rows)]
         if rows:
             clock = clock_of(connection, now)
             # The state is checked again: on SQLite, without row locks, another node may have enqueued the same rows.
-            Job.objects.using(using).filter(pk__in=[pk for pk, _, _ in rows]).in_state(*WAITING).update(
+            Job.objects.using(using).filter(pk__in=[pk for pk, _, _ in rows]).in_state(*DELAYED).update(
                 state=State.ENQUEUED, enqueued_at=clock, run_at=None, wid=""
             )
             locks.block_if_locked(connection, [pk for pk, _, key in rows if key])
@@ -48,7 +48,7 @@ def enqueue_due(*, using: str, now: datetime | None = None, limit: int = CHUNK) 
     return run(using, verb)
 
 
-def find_waiting_jobs(connection: BaseDatabaseWrapper, *, using: str) -> list[Any]:
+def find_delayed_jobs(connection: BaseDatabaseWrapper, *, using: str) -> list[Any]:
     """Return queries of scheduled and retrying jobs, soonest first.
 
     One query, or one per state if the state is the first column of the index (databases without partial indexes). A
@@ -56,14 +56,14 @@ def find_waiting_jobs(connection: BaseDatabaseWrapper, *, using: str) -> list[An
     """
     jobs = Job.objects.using(using).order_by("run_at")
     if connection.features.supports_partial_indexes:
-        return [jobs.in_state(*WAITING)]
-    return [jobs.filter(state=str(state)) for state in sorted(WAITING)]
+        return [jobs.in_state(*DELAYED)]
+    return [jobs.filter(state=str(state)) for state in sorted(DELAYED)]
 
 
 def expire(*, using: str, now: datetime | None = None, limit: int = CHUNK) -> int:
     """Expire at most `limit` jobs that no worker took in time; return how many.
 
-    Jobs of Django tasks stay as expired for their result's lifetime; other jobs are deleted.
+    Jobs with a `result_ttl`, such as those of Django tasks, stay as expired for that time; other jobs are deleted.
     """
     all_jobs, expired = Job.objects.using(using), find_expired_jobs(using=using, now=now)
     if not _is_partial(using):

@@ -21,7 +21,7 @@ from ..jobs.failures import reserved_jobs
 from ..locks.locks import unmarked_locks
 from ..transactions import run
 from ..workers import find_stale_workers
-from .due import find_expiring_jobs, find_waiting_jobs
+from .due import find_delayed_jobs, find_expiring_jobs
 
 
 class PendingWork(NamedTuple):
@@ -85,7 +85,7 @@ def _build_statement(using: str, worker_timeout_s: float | None) -> tuple[str, t
     # Rows without a time are left out: SQLite and MariaDB sort NULL first, so it would be the head of the index.
     ticks = CronEntry.objects.using(using).filter(next_at__isnull=False)
     opening = Limiter.objects.using(using).filter(opens_at__isnull=False)
-    due = [jobs.filter(run_at__isnull=False) for jobs in find_waiting_jobs(connection, using=using)]
+    due = [jobs.filter(run_at__isnull=False) for jobs in find_delayed_jobs(connection, using=using)]
     heads = [_compile_first(ticks, "next_at", using), _compile_first(opening, "opens_at", using)]
     heads += [_compile_first(jobs, "run_at", using) for jobs in due]
     now, now_values = _compile_now(using)

@@ -33,7 +33,7 @@ logger = get_logger(__name__)
 
 
 def has_notifications(alias: str) -> bool:
-    """Return whether commits of other processes cause notifications on this database."""
+    """Return whether this process can be notified of commits of other processes on this database."""
     connection = connections[alias]
     if connection.vendor == "postgresql":
         return has_psycopg3()
@@ -50,14 +50,14 @@ def listen(
     is_own: Callable[[int], bool] = lambda _: False,
     logs_problems: bool = True,
 ) -> Listener:
-    """Return a listener for the database `alias`, or `otherwise()` if it sends no notifications.
+    """Return a listener for the database `alias`, or `otherwise()` if this process can receive no notifications.
 
     With `queues` the listener may drop notifications for other queues, with `is_own` (of a `Publisher`) notifications
     from this process. One listener of a node has `logs_problems`: it logs problems that all of them have. Nothing is
     connected before the first wait, or else in a separate thread, so an unreachable database raises no error here.
     """
     if not has_notifications(alias):
-        logger.info("this database sends no notifications: other nodes' work is found by polling alias=%s", alias)
+        logger.info("no notifications are received: work of other nodes is found by polling alias=%s", alias)
         return otherwise()
     if connections[alias].vendor == "postgresql":
         return PostgresListener(alias, queues, is_own, logs_problems=logs_problems)

@@ -19,11 +19,8 @@ SECOND_LOOK_S = 0.012
 By then, work with a dropped announcement is stored.
 """
 
-SELDOM = 5
-"""Factor by which polls are rarer while notifications arrive.
-
-Polls then only find work after a lost notification.
-"""
+POLL_FACTOR = 5
+"""Factor of the poll interval while notifications arrive: polls then only find work after a lost notification."""
 
 
 class Listener(ABC):
@@ -35,7 +32,7 @@ class Listener(ABC):
 
     looks_twice = True
 
-    hears_all = False
+    receives_all = False
     """Whether notifications of every process arrive at present, as far as can be known."""
 
     def __init__(self) -> None:
@@ -61,9 +58,9 @@ class Listener(ABC):
 
     def poll_s(self, poll_interval_s: float) -> float:
         """Return how long to wait for a notification before looking without one."""
-        return poll_interval_s * SELDOM if self.hears_all else poll_interval_s
+        return poll_interval_s * POLL_FACTOR if self.receives_all else poll_interval_s
 
-    def ring(self) -> None:
+    def wake(self) -> None:
         """Notify this listener from its own process, in any thread. Does nothing if it already sees each commit."""
         return
 
@@ -79,7 +76,7 @@ class Listener(ABC):
 class PollingListener(Listener):
     """Listener for databases without notifications: waits the whole time and relies on polling."""
 
-    # `ring` is called for every announcement, without debouncing.
+    # `wake` is called for every announcement, without debouncing.
     looks_twice = False
 
     def __init__(self) -> None:
@@ -87,7 +84,7 @@ class PollingListener(Listener):
         self._woken = threading.Event()
         self._is_closed = False
 
-    def ring(self) -> None:
+    def wake(self) -> None:
         """Wake the waiting thread of this process."""
         self._woken.set()
 

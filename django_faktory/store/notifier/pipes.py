@@ -23,7 +23,7 @@ class LocalPipes:
         for end in (end for pipe in self._pipes for end in pipe):
             os.set_blocking(end, False)
 
-    def ring(self, queues: Collection[str] | None = None) -> None:  # noqa: ARG002
+    def wake(self, queues: Collection[str] | None = None) -> None:  # noqa: ARG002
         """Wake all listeners of the node, from any of its processes, for any queue."""
         for _, write_end in self._pipes:
             # A full pipe has bytes that its reader has not seen yet: it wakes anyway.

@@ -118,7 +118,7 @@ class PostgresListener(Listener):
         self._thread = threading.Thread(target=self._run, name="faktory-listen", daemon=True)
         self._thread.start()
 
-    def ring(self) -> None:
+    def wake(self) -> None:
         """Wake the waiting thread, as for a notification from this process."""
         self._woken.set()
 
@@ -178,13 +178,13 @@ class PostgresListener(Listener):
         while not self._closed.is_set():
             notifications = self._receive_next(connection, until)
             payloads = {notification.payload for notification in notifications if not self._is_own(notification.pid)}
-            self.hears_all = self.hears_all or bool(payloads)
+            self.receives_all = self.receives_all or bool(payloads)
             self._pass_on(payloads)
             if test_payload in payloads:
                 test_payload, until = "", time.monotonic() + TEST_EVERY_S
             elif time.monotonic() >= until and not test_payload:
                 test_payload, until = self._send_test()
-            elif time.monotonic() >= until and self.hears_all:
+            elif time.monotonic() >= until and self.receives_all:
                 # After a failover the old connection can stay open while `_send` reaches the new primary. The error
                 # makes `_run` reconnect.
                 raise ConnectionError("the self-test did not arrive: LISTEN is on another server than new connections")
@@ -244,8 +244,8 @@ class PostgresListener(Listener):
 
     def _stop_listening(self) -> None:
         """Wake the waiter so that it looks now and polls at the short interval from now on."""
-        if self.hears_all:
-            self.hears_all = False
+        if self.receives_all:
+            self.receives_all = False
             self._woken.set()
 
     def _report(self, error: Exception) -> None:

@@ -27,9 +27,9 @@ Without a reconnect it would not notice that the server stopped being the primar
 _local_receivers: list[Callable[[Collection[str]], None]] = []
 
 
-def add_local_receiver(ring: Callable[[Collection[str]], None]) -> None:
-    """Call `ring` with the queues of each later announcement of this process."""
-    _local_receivers.append(ring)
+def add_local_receiver(wake: Callable[[Collection[str]], None]) -> None:
+    """Call `wake` with the queues of each later announcement of this process."""
+    _local_receivers.append(wake)
 
 
 _announced_at: dict[tuple[str, str], float] = {}
@@ -45,8 +45,8 @@ def announce(alias: str, queues: Collection[str]) -> None:
     # A receiver that looks before the commit finds nothing, and may not look again before its next poll.
     if connection.in_atomic_block:
         return
-    for ring in _local_receivers:
-        ring(queues)
+    for wake in _local_receivers:
+        wake(queues)
     if connection.vendor != "postgresql":
         return
     to_announce = _select_to_announce(alias, queues, now=time.monotonic())

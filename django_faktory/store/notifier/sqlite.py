@@ -111,9 +111,9 @@ class SqliteListener(Listener):
                 self._disconnect()
                 if not self._is_broken:
                     logger.warning("no notifications from SQLite, polling until it can be read again error=%s", error)
-                self._is_broken, self.hears_all = True, False
+                self._is_broken, self.receives_all = True, False
                 return False
-            self._is_broken, self.hears_all = False, True
+            self._is_broken, self.receives_all = False, True
             previous, self._version = self._version, version
             return version != previous
 

@@ -34,7 +34,7 @@ _WHOLE = frozenset({str(State.WORKING), _WORKERS, _TOTAL})
 Row = tuple[str, str, int, float]
 """Kind, name, count, and the age in seconds of the oldest job; for a queue 1 if it is paused, for a total its value."""
 
-_WAITING = frozenset(map(str, (State.ENQUEUED, State.BLOCKED)))
+_QUEUED = frozenset(map(str, (State.ENQUEUED, State.BLOCKED)))
 _SETS = (State.BLOCKED, State.DEAD, State.RETRIES, State.SCHEDULED, State.WORKING)
 
 Part = tuple[str, tuple[Any, ...]]
@@ -311,7 +311,7 @@ def _sum_up(rows: Iterable[Row], sizes: CountLimits) -> AllCounts:
                 result.paused.add(name)
             continue
         counted[kind] += count
-        if kind in _WAITING:
+        if kind in _QUEUED:
             waiting[name] = waiting.get(name, 0) + count
             latencies[name] = max(latencies.get(name, 0.0), float(value))
             if kind == State.ENQUEUED:

@@ -86,7 +86,7 @@ def test_a_second_node_enqueues_due_jobs_not_locked_by_the_first():
 @pytest.mark.parametrize(
     ("jobs", "index"),
     [
-        (lambda: Job.objects.in_state(*due.WAITING).order_by("run_at")[:1], "faktory_due"),
+        (lambda: Job.objects.in_state(*due.DELAYED).order_by("run_at")[:1], "faktory_due"),
         (lambda: Job.objects.in_state(*FINISHED).filter(purge_at__lt=T0).order_by("purge_at")[:9], "faktory_purge"),
         (lambda: Job.objects.in_state(State.WORKING).filter(reserved_until__lt=T0), "faktory_reserved"),
     ],

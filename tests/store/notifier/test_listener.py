@@ -68,7 +68,7 @@ def test_a_hint_during_the_second_look_has_its_own_second_look(bell):
 
 def test_polls_are_less_frequent_when_every_hint_is_received(bell):
     assert (bell.poll_s(1.0), PollingListener().poll_s(1.0)) == (1.0, 1.0)
-    bell.hears_all = True
+    bell.receives_all = True
     assert bell.poll_s(1.0) == 5.0
 
 

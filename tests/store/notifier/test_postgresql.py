@@ -172,12 +172,12 @@ class TestTrouble:
     def test_a_lost_connection_is_restored_and_logged_once(self, listen, behind, pooler, caplog):
         caplog.set_level(logging.INFO, "django_faktory")
         listener = listen(behind)
-        wait_until(lambda: listener.hears_all)
+        wait_until(lambda: listener.receives_all)
         pooler.is_open = False
         pooler.cut()
         wait_until(lambda: caplog.records)
         assert listener.wait(LONG_S) is True  # look now, and poll often from now on
-        assert not listener.hears_all
+        assert not listener.receives_all
         drain(listener)
         assert listener.wait(0.8) is False  # two attempts, one log line
         pooler.is_open = True
@@ -204,7 +204,7 @@ class TestTrouble:
         wait_until(lambda: not listener._thread.is_alive())
         assert [record.levelname for record in caplog.records] == ["WARNING"]
         assert "pooler" in caplog.text
-        assert not listener.hears_all
+        assert not listener.receives_all
         announce("mail")
         assert listener.wait(0.05) is False
         listener.close()
@@ -214,11 +214,11 @@ class TestTrouble:
         monkeypatch.setattr(postgresql, "TEST_TIMEOUT_S", 1.0)
         monkeypatch.setattr(postgresql, "TEST_EVERY_S", 0.2)
         listener = listen(behind)
-        wait_until(lambda: listener.hears_all)
+        wait_until(lambda: listener.receives_all)
         pooler.swallows = True
-        wait_until(lambda: not listener.hears_all)
+        wait_until(lambda: not listener.receives_all)
         pooler.swallows = False
-        wait_until(lambda: listener.hears_all)
+        wait_until(lambda: listener.receives_all)
         drain(listener)
         announce("mail")
         assert listener.wait(LONG_S) is True

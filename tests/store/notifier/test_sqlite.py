@@ -61,9 +61,9 @@ def test_a_commit_wakes_a_waiting_listener(listener, path):
     assert heard == [True]
 
 
-def test_a_listener_hears_all_commits_while_the_file_is_readable(listener):
+def test_a_listener_receives_all_commits_while_the_file_is_readable(listener):
     listener.wait(0.05)
-    assert listener.hears_all
+    assert listener.receives_all
 
 
 def test_a_listener_detects_a_commit_after_an_idle_period(listener, path):

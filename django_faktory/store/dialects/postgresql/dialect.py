@@ -41,9 +41,9 @@ from .jobs import (
     CLAIM,
     CLAIM_ALONE,
     COUNT,
+    COUNT_CLAIMABLE,
     KEEP,
     NOT_HELD,
-    WAITING,
     claim_calls,
     end_call,
     end_last_call,
@@ -116,7 +116,7 @@ class PostgresqlDialect(Dialect):
         self, connection: BaseDatabaseWrapper, jobs: OrderedJobs, now: datetime | None
     ) -> InsertResult:
         [rows] = execute_on(connection, [unique_call(jobs, now)])
-        jids_by_outcome: dict[str, set[str]] = {"stored": set(), "alive": set(), "refused": set(), "changed": set()}
+        jids_by_outcome: dict[str, set[str]] = {"stored": set(), "alive": set(), "refused": set(), "replaceable": set()}
         # The last row has the time only.
         *outcomes, (_, _, _, clock) = rows
         for _, jid, outcome, _ in outcomes:
@@ -276,7 +276,7 @@ class PostgresqlDialect(Dialect):
         now: datetime | None,
     ) -> tuple[dict[str, int], set[str]]:
         with connection.cursor() as cursor:
-            [rows] = execute(cursor, [(WAITING, [list(queues), max_count, list(wids), now])])
+            [rows] = execute(cursor, [(COUNT_CLAIMABLE, [list(queues), max_count, list(wids), now])])
         return {name: count for name, count, is_wid in rows if not is_wid}, {wid for wid, _, is_wid in rows if is_wid}
 
     def end(

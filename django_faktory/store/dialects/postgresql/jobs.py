@@ -168,8 +168,8 @@ CLAIM_ALONE = Statement(
     _CLAIM.replace("AND $alone", "AND (SELECT set_config('synchronous_commit', 'off', TRUE)) IS NOT NULL"),
 )
 
-WAITING = Statement(
-    "waiting",
+COUNT_CLAIMABLE = Statement(
+    "count_claimable",
     ["text[]", "int", "text[]", "timestamptz"],
     f"""
 SELECT q.name, (SELECT COUNT(*) FROM (

@@ -89,15 +89,16 @@ PUSH_LOCKED = Statement(
     f"{replacing(3, 4)}{_insert(**_REPLACE, is_blocked=_IS_BLOCKED)} ON CONFLICT (jid) DO NOTHING RETURNING {_BLOCKED}",
 )
 
-# 1. Find the stored rows with the same jid or key: 'changed' is a row that the caller may replace, 'alive' has the same
-#    jid and 'refused' the same key.
+# 1. Find the stored rows with the same jid or key. The caller may replace a 'replaceable' row; an 'alive' row has the
+#    same jid, and a 'refused' one the same key.
 # 2. Lock the rows that may be replaced, by id: after the insert it would be too late (ADR 0030). Rows that stay
 #    unchanged are not locked, because a job that conflicts with one needs no wait.
 # 3. Insert each job without a conflict, and each job whose row has lost that jid or key before it was locked.
+# A job that conflicts with a row inserted meanwhile is in no group; the caller looks it up again.
 # Above READ COMMITTED insert nothing, and leave it to the caller's slow path: the snapshot does not show a key that was
 # taken since the transaction began, and the insert would raise an error.
 _IS_FREE = """WHERE current_setting('transaction_isolation') = 'read committed' AND place <> ALL (ARRAY(
-  SELECT place FROM met WHERE kind <> 'changed'
+  SELECT place FROM met WHERE kind <> 'replaceable'
   UNION ALL SELECT place FROM met JOIN stored USING (id)
   WHERE stored.jid = met.jid OR stored.unique_key = met.unique_key))"""
 PUSH_UNIQUE = Statement(
@@ -108,12 +109,12 @@ WITH incoming AS MATERIALIZED (SELECT incoming.* FROM {_RECORDS}),
 met AS MATERIALIZED (
   SELECT incoming.place, incoming.jid, incoming.unique_key, old.id, old.kind FROM incoming, {clock(2)}
   CROSS JOIN LATERAL (
-    SELECT id, CASE WHEN {replaceable()} THEN 'changed' ELSE 'alive' END AS kind FROM {JOB} WHERE jid = incoming.jid
+    SELECT id, CASE WHEN {replaceable()} THEN 'replaceable' ELSE 'alive' END AS kind FROM {JOB} WHERE jid = incoming.jid
     UNION ALL
-    SELECT id, CASE WHEN unique_expires_at <= now THEN 'changed' ELSE 'refused' END FROM {JOB}
+    SELECT id, CASE WHEN unique_expires_at <= now THEN 'replaceable' ELSE 'refused' END FROM {JOB}
     WHERE unique_key = incoming.unique_key AND jid <> incoming.jid) AS old),
 stored AS MATERIALIZED (
-  SELECT id, jid, unique_key FROM {JOB} WHERE id = ANY (ARRAY(SELECT id FROM met WHERE kind = 'changed'))
+  SELECT id, jid, unique_key FROM {JOB} WHERE id = ANY (ARRAY(SELECT id FROM met WHERE kind = 'replaceable'))
   ORDER BY id FOR UPDATE),
 pushed AS ({_insert(incoming="incoming", is_blocked=_IS_BLOCKED, where=_IS_FREE)}
   ON CONFLICT DO NOTHING RETURNING jid, {_BLOCKED} AS blocked)
