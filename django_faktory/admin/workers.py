@@ -153,8 +153,8 @@ class WorkerProcessAdmin(ReadOnlyAdmin):
         changed = [process for process in processes if workers.advance([process.wid], state, using=queryset.db)]
         log_action(request, changed, f"Sent {state}")
         message = ngettext(
-            "%(state)s requested for %(number)s worker, which gets no more jobs. Its next heartbeat returns the request.",
-            "%(state)s requested for %(number)s workers, which get no more jobs. Their next heartbeats return the request.",
+            "%(state)s requested for %(number)s worker: it gets no more jobs.",
+            "%(state)s requested for %(number)s workers: they get no more jobs.",
             len(changed),
         )
         message %= {"state": PHASES[state], "number": format_number(len(changed))}

@@ -486,7 +486,8 @@ def _find_overdue_jobs(reading: Reading) -> Iterator[Alarm]:
 def _find_refused_entries(reading: Reading) -> Iterator[Alarm]:
     # The database of the jobs is never an outbox, but may have rows from before a change of the settings.
     aliases = dict.fromkeys([reading.using, *(alias for alias in conf.outbox() if alias in connections)])
-    total, first_times = 0, []
+    total = 0
+    first_times: list[datetime] = []
     for alias in aliases:
         refused = OutboxEntry.objects.using(alias).exclude(error="")
         [count] = bounded_counts.counts([refused], max_count=COUNTED, using=alias)
