@@ -48,7 +48,7 @@ def connect(url: str) -> Redis:
     options = {**_OPTIONS, "retry": Retry(NoBackoff(), 0)}
     try:
         if scheme == CLUSTER:
-            client: Any = RedisCluster.from_url(url.replace("redis+cluster", "redis", 1), **_OPTIONS)
+            client: Any = RedisCluster.from_url(url.replace("redis+cluster", "redis", 1), **options)
         elif scheme == SENTINEL:
             hosts, name, master_options = _parse_sentinel_url(url)
             client = Sentinel(hosts, sentinel_kwargs=dict(_OPTIONS)).master_for(name, **{**options, **master_options})
@@ -68,7 +68,7 @@ def connect_async(url: str) -> async_redis.Redis:
 
     options = {**_OPTIONS, "retry": AsyncRetry(NoBackoff(), 0)}
     if scheme == CLUSTER:
-        cluster: Any = async_redis.RedisCluster.from_url(url.replace("redis+cluster", "redis", 1), **_OPTIONS)
+        cluster: Any = async_redis.RedisCluster.from_url(url.replace("redis+cluster", "redis", 1), **options)
         return cluster  # type: ignore[no-any-return]
     if scheme == SENTINEL:
         hosts, name, master_options = _parse_sentinel_url(url)

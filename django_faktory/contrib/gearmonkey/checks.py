@@ -11,6 +11,7 @@ from django.core.exceptions import ImproperlyConfigured
 from ... import conf
 from ...tasks import base
 from .registry import served_tasks
+from .settings import is_configured
 
 
 @register
@@ -18,7 +19,7 @@ def check_gearmonkey(**_: Any) -> list[CheckMessage]:
     """Check GEARMONKEY_FUNCTIONS and `@task(gearmonkey=…)` without contacting a server."""
     try:
         functions = conf.get("GEARMONKEY_FUNCTIONS")
-        is_used = bool(conf.get("GEARMONKEY_URL") or functions)
+        is_used = bool(is_configured() or functions)
     except ImproperlyConfigured:  # reported by `checks`
         return []
     if not is_used or not isinstance(functions, dict):

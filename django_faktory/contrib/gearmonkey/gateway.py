@@ -114,7 +114,7 @@ class Gateway:
         # Another gateway adopted the job and reports its outcome, or Redis has lost it.
         for job in self._redis_worker.extend(self._open_jobs.values(), are_handed_over=True):
             logger.warning("job is no longer this gateway's job=%s:%s", job.fn, job.id)
-            self._open_jobs.pop(_jid(job), None)
+            self._forget(job)
         adopted = self._redis_worker.adopt(MAX_OPEN_JOBS - len(self._open_jobs))
         self._open_jobs.update((_jid(job), job) for job in adopted)
         self._beat_at = time.monotonic() + self._redis_worker.lease_s / BEATS_A_LEASE
@@ -130,10 +130,17 @@ class Gateway:
                 payloads[_jid(job)] = job, self._build_payload(job)
             except (FaktoryError, TypeError, ValueError) as error:
                 self._redis_worker.finish(job, Status.ERROR, f"InvalidInput: {error}".encode("utf-8", "replace"))
-        with transaction.atomic(using=self._alias):
-            stored_jids = {outcome.jid for outcome in read_statuses(payloads, using=self._alias)}
-            new_jobs = [(job, payload) for jid, (job, payload) in payloads.items() if jid not in stored_jids]
-            refusals = self._broker.push([payload for _, payload in new_jobs]) if new_jobs else []
+        try:
+            with transaction.atomic(using=self._alias):
+                stored_jids = {outcome.jid for outcome in read_statuses(payloads, using=self._alias)}
+                new_jobs = [(job, payload) for jid, (job, payload) in payloads.items() if jid not in stored_jids]
+                refusals = self._broker.push([payload for _, payload in new_jobs]) if new_jobs else []
+        except Exception:
+            # An expired lease would count as a dead worker, and five of them end a job. If the commit did happen, the
+            # token leads the next take to the row.
+            for job, _ in payloads.values():
+                self._redis_worker.release(job)
+            raise
         # After the commit only: no sweep puts back a job that was handed over, so its row must exist (ADR 0013).
         refused = {_jid(job): refusal for (job, _), refusal in zip(new_jobs, refusals, strict=True) if refusal}
         for jid, (job, _) in payloads.items():
@@ -170,9 +177,12 @@ class Gateway:
         for (job, _, _), was_held in zip(ends, self._redis_worker.finish_many(ends), strict=True):
             if not was_held:
                 logger.warning("job ended too late, it is no longer this gateway's job=%s:%s", job.fn, job.id)
-            self._open_jobs.pop(_jid(job), None)
-            self._reported_percents.pop(_jid(job), None)
+            self._forget(job)
         return len(ends)
+
+    def _forget(self, job: ReservedJob) -> None:
+        self._open_jobs.pop(_jid(job), None)
+        self._reported_percents.pop(_jid(job), None)
 
     def _shut_down(self) -> None:
         """Release leases and registration, so that another gateway can take over at once."""

@@ -42,8 +42,8 @@ class FunctionStatus:
 
     @property
     def waiting(self) -> int:
-        """Number of jobs in the queues."""
-        return sum(self.queues.values())
+        """Number of jobs in the queues, without keys that are no queue."""
+        return sum(length for length in self.queues.values() if length > 0)
 
 
 @dataclass(frozen=True, slots=True)
@@ -143,7 +143,7 @@ def _read_function(redis: Redis, fn: str, now: int) -> FunctionStatus:
         bridged=redis.zcard(lua.held_key(fn)),
         # Only leases expired for 10 s: a younger one is left to the next sweep and is no problem yet.
         overdue=redis.zcount(lua.lease_key(fn), "-inf", now - 10),
-        lost=[_text(id_) for id_ in redis.zrange(lua.audit_key(fn), 0, MAX_SHOWN)],
+        lost=[_text(id_) for id_ in redis.zrange(lua.audit_key(fn), 0, MAX_SHOWN - 1)],
     )
 
 

@@ -101,14 +101,15 @@ def new_request(
         raise ValueError(
             f"scheduled: expected it with prio 'scheduled', and only there; got {scheduled!r} and {prio!r}"
         )
-    unknown = {str(option) for option in options} - {str(option) for option in protocol.Option}
+    names = {str(option) for option in options}
+    unknown = names - {str(option) for option in protocol.Option}
     if unknown:
         raise ValueError(f"options: expected OPT_BLOCKING or OPT_ROLLCALL, got {', '.join(sorted(unknown))!r:.80}")
     return Request(
         fn=protocol.function_name(fn),
         input=protocol.encode(input),
         prio=prio,
-        options=frozenset(map(protocol.Option, options)),
+        options=frozenset(map(protocol.Option, names)),
         scheduled=0 if scheduled is None else protocol.seconds("scheduled", scheduled),
         timeout_s=_check_timeout(timeout),
     )

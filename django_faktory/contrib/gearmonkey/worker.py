@@ -71,7 +71,9 @@ class Worker:
                 logger.warning("could not report progress error=%s", error)
 
     def run(self) -> None:
-        """Work until stopped. Raises UnusableServer and BrokerUnavailable, at start only."""
+        """Work until stopped. Raises ValueError, UnusableServer and BrokerUnavailable, at start only."""
+        if not self._handlers:
+            raise ValueError("run: expected at least one function; call accept first")
         redis_worker = self._redis_worker = RedisWorker(
             self._redis, list(self._handlers), wid=self.wid, lease_s=self._lease_s
         )

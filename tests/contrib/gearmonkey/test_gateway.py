@@ -13,8 +13,9 @@ from django.test import override_settings
 from django_faktory import brokers, conf
 from django_faktory.contrib.gearmonkey import OPT_BLOCKING, Status
 from django_faktory.contrib.gearmonkey.gateway import Gateway
-from django_faktory.contrib.gearmonkey.redis_worker import RedisWorker
+from django_faktory.contrib.gearmonkey.redis_worker import MAX_DEATHS, RedisWorker
 from django_faktory.contrib.gearmonkey.registry import served_tasks
+from django_faktory.errors import BrokerUnavailable
 from django_faktory.models import Job
 from django_faktory.testing import drain
 from tests.contrib.gearmonkey import tasks  # noqa: F401  (it registers them)
@@ -128,6 +129,24 @@ def test_a_gateway_that_dies_before_the_handover_leaves_one_row(make_gateway, cl
     assert Job.objects.count() == 1
     drain()
     idle(heir)
+    assert outcome(client, "shout", id) == (Status.SUCCESS, "X")
+
+
+def test_a_database_outage_counts_as_no_dead_worker(make_gateway, client, monkeypatch):
+    here = make_gateway(lease_s=0.2)
+    id = client.run("shout", "x")
+    with monkeypatch.context() as patch:
+        patch.setattr(
+            here._broker, "push", lambda jobs: (_ for _ in ()).throw(BrokerUnavailable("database unavailable"))
+        )
+        for _ in range(2 * MAX_DEATHS):
+            with pytest.raises(BrokerUnavailable):
+                here.round()
+            assert client.get("shout", id).status is Status.IDLE
+    assert here._redis_worker.sweep() == ([], [])
+    idle(here)
+    drain()
+    idle(here)
     assert outcome(client, "shout", id) == (Status.SUCCESS, "X")
 
 

@@ -19,6 +19,7 @@ from django_faktory.contrib.gearmonkey import (
     JobNotFound,
     NoWorkers,
     Status,
+    Worker,
     lua,
 )
 from django_faktory.contrib.gearmonkey.redis_worker import RedisWorker
@@ -381,6 +382,14 @@ class TestEnding:
         with pytest.raises(ValueError, match="options: expected OPT_BLOCKING or OPT_ROLLCALL, got 'OPT_HURRY'"):
             client.run("f", "x", "normal", ["OPT_HURRY"])
         assert redis.keys("*") == []
+
+    def test_options_may_be_a_generator(self, client):
+        with pytest.raises(NoWorkers):
+            client.run("f", "x", options=(option for option in [OPT_ROLLCALL]))
+
+    def test_a_worker_without_a_function_does_not_start(self, server):
+        with pytest.raises(ValueError, match="call accept first"):
+            Worker(server.url).run()
 
     def test_w21_workers_are_counted_while_they_run(self, redis, work):
         first, _ = work(f=shout), work(f=shout)
