@@ -5,6 +5,7 @@ the command line and checks the permissions of `models.permissions`. Docs: docs/
 """
 
 try:
+    # Imported only to check that they are installed; `as` marks the unused names as intended.
     import django_filters as django_filters
     import drf_spectacular as drf_spectacular
     import rest_framework as rest_framework

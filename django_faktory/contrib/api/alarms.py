@@ -26,11 +26,11 @@ class Alarms(ApiView, ViewSet):
     @describe(
         operation_id="alarms_list",
         summary="List what needs attention",
-        description="Critical alarms come first. Names of what the user may not view are left out. The list may be a "
-        "second old, or ten times as old as reading it takes.",
+        description="Critical alarms come first. Names of objects that the user may not view are left out. The list "
+        "is at most 1 s old, or at most 10 times the duration of its read if that is longer.",
         responses=answers.AlarmSerializer(many=True),
     )
     def list(self, request: Request) -> Response:
         """Return the present alarms."""
-        found = alarms.hide_names(alarms.read(using=get_alias()), partial(may_see, request.user))
-        return Response(answers.AlarmSerializer(found, many=True).data)
+        visible_alarms = alarms.hide_names(alarms.read(using=get_alias()), partial(may_see, request.user))
+        return Response(answers.AlarmSerializer(visible_alarms, many=True).data)

@@ -37,7 +37,7 @@ def _flag(help_text: str) -> serializers.BooleanField:
 def _json(help_text: str) -> serializers.JSONField:
     """Return a field for any JSON value, null included.
 
-    With `allow_null` null would match two schemas.
+    Its schema is `{}`. With `allow_null` it would be `oneOf` that and null, and a null would match both.
     """
     return serializers.JSONField(help_text=help_text, read_only=True)
 
@@ -142,7 +142,7 @@ class EnqueuedSerializer(Base):
 class ActionResultSerializer(Base):
     """Result of an action on one job."""
 
-    changed = _number("How many were changed.")
+    changed = _number("Jobs changed: 1.")
     state = _text("The job's state now; null: its row is gone.", null=True)
 
 
@@ -151,7 +151,7 @@ class BulkResultSerializer(Base):
 
     query = _text("The query in canonical form.")
     found = _number("Jobs found in this part; with `dry_run` all matching jobs, counted up to 10000.")
-    changed = _number("Jobs changed; the other jobs had left the state meanwhile.")
+    changed = _number("Jobs changed; the others had left the states that the action requires.")
     next = _text("Send it as `after`, with the same query, for the next part; null: this was the last.", null=True)
 
 
@@ -213,7 +213,7 @@ class BatchSerializer(ShapedSerializer):
 
     bid = _text("Its id.")
     description = _text("Description given by its creator.")
-    parent = _text("The batch it is a child of.", null=True)  # type: ignore[assignment]  # Field has one too
+    parent = _text("The batch it is a child of.", null=True)  # type: ignore[assignment]  # DRF's `Field.parent`
     total = _number("Its members.")
     pending = _number("Members that have not ended.")
     failed = _number("Members whose last run failed.")
@@ -346,7 +346,7 @@ class ReleasedLockSerializer(Base):
     changed = _number("Locks released: 1.")
 
 
-@extend_schema_serializer(many=False)  # the action is called `list`
+@extend_schema_serializer(many=False)  # one object, although the action is named `list`
 class StatisticsSerializer(Base):
     """Totals and counts of all jobs, queues, workers and batches."""
 

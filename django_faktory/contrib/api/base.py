@@ -20,7 +20,6 @@ from rest_framework.views import APIView
 from rest_framework.viewsets import GenericViewSet
 
 from ...brokers import get_broker
-from ...brokers.base import Broker
 from ...models.permissions import may_see
 from .access import HasActionPermission, PasswordThrottle, ReadThrottle, WriteThrottle
 from .described import AutoSchema
@@ -44,8 +43,10 @@ class ApiView(APIView):
         return handle
 
     def perform_authentication(self, request: Request) -> None:
-        """Authenticate, unless this address has sent too many wrong passwords. Raises Throttled,
-        AuthenticationFailed."""
+        """Authenticate, unless this address has sent too many wrong passwords.
+
+        Raises Throttled, AuthenticationFailed.
+        """
         wrong_passwords = PasswordThrottle()
         # Before the credentials are checked, so that a guess beyond the limit costs no hash.
         if not wrong_passwords.allow_request(request, self):
@@ -63,31 +64,35 @@ class ApiView(APIView):
 
 
 class Resource(ApiView, GenericViewSet[Any]):
-    """Base view of a resource: rows and the actions on them."""
+    """Base view of a resource: rows and the actions on them.
 
-    # Without defaults: a view that forgets `needs` is closed to all users.
+    Subclasses also set `queryset`, for drf-spectacular, which reads the model from it. Otherwise it would call
+    `get_queryset`, which fails if the jobs are on a Faktory server.
+    """
+
     resource: ClassVar[str]
-    """Name of the resource in `permissions`."""
+    """Name of the resource in `models.permissions`."""
 
     permission_classes = (HasActionPermission,)
     filter_backends: Any = (DjangoFilterBackend,)
+    # No default: a view that forgets it is closed to all users.
     needs: ClassVar[Mapping[str, str]]
-    """Permission needed for each action, as named in `permissions`."""
+    """Permission for each action, as named in `models.permissions`. An action without an entry is closed."""
     lookup_value_regex = "[^/]+"
-    keys = re.compile(r"[^\x00\ud800-\udfff]{1,255}")
+    key_pattern = re.compile(r"[^\x00\ud800-\udfff]{1,255}")
     """Pattern of valid row keys: any other key is not queried and answers 404."""
 
     def get_object(self) -> Any:
         """Return the row that the URL names. Raises Http404, without a query if no row can have that key."""
         key = self.kwargs[self.lookup_url_kwarg or self.lookup_field]
         # NUL and lone surrogates raise an error in the drivers, which would be an answer of 500.
-        if not self.keys.fullmatch(key):
+        if not self.key_pattern.fullmatch(key):
             raise Http404
         return super().get_object()
 
     def filter_queryset(self, queryset: Any) -> Any:
         """Apply filters to lists only: a row named by its URL is found whatever the query parameters are."""
-        # Otherwise the bound of lists without an index, the recent jobs, would hide an old job from its own address.
+        # Otherwise `JobFilter` would search the recent jobs only, and the URL of an older job would be a 404.
         return super().filter_queryset(queryset) if self.action == "list" else queryset
 
     @property
@@ -97,30 +102,28 @@ class Resource(ApiView, GenericViewSet[Any]):
 
     def respond(self, get_row: Callable[[], Any], *, code: int = status.HTTP_200_OK) -> Response:
         """Return a response with the current row, or 204 if the user may not view it."""
-        # An action shows nothing (ADR 0034). `get_row` is a function, so that a row which is not shown is not read.
+        # The permission to act does not include the permission to view (ADR 0034). `get_row` is a function, so that a
+        # row that is not shown is not read.
         return Response(get_row(), status=code) if self.may_see else Response(status=status.HTTP_204_NO_CONTENT)
 
-    def read_input(self, serializer_class: type[Serializer[Any]], *, source: Any = None) -> dict[str, Any]:
+    def read_input(
+        self, serializer_class: type[Serializer[Any]], *, source: Any = None, partial: bool = False
+    ) -> dict[str, Any]:
         """Return the validated data of the request body, or of `source`. Raises ValidationError."""
         serializer = serializer_class(
-            data=self.request.data if source is None else source, context=self.get_serializer_context()
+            data=self.request.data if source is None else source,
+            partial=partial,
+            context=self.get_serializer_context(),
         )
         serializer.is_valid(raise_exception=True)
-        values: dict[str, Any] = serializer.validated_data
-        return values
+        validated: dict[str, Any] = serializer.validated_data
+        return validated
 
 
 def get_alias() -> str:
     """Return the alias of the database of the jobs. Raises JobsElsewhere if they are on a Faktory server."""
     # Only the broker of the project's database has an alias.
-    name: str | None = getattr(get_broker(), "alias", None)
-    if name is None:
+    alias: str | None = getattr(get_broker(), "alias", None)
+    if alias is None:
         raise JobsElsewhere
-    return name
-
-
-def get_database_broker() -> Broker:
-    """Return the broker of this project's database. Raises JobsElsewhere."""
-    # For its error only: a remote broker has no commands for what the API does.
-    get_alias()
-    return get_broker()
+    return alias

@@ -38,7 +38,7 @@ class Batches(ListModelMixin, RetrieveModelMixin, Resource):
     needs: ClassVar = {
         "list": "batch.view",
         "retrieve": "batch.view",
-        # They are jobs, whatever the address is (ADR 0034).
+        # Members are jobs, although their address is that of a batch (ADR 0034).
         "members": "job.view",
         "children": "batch.view",
         "tree": "batch.view",

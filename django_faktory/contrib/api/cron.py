@@ -1,5 +1,4 @@
-"""Cron entries over the REST API: due times and past runs, pause, resume, run now, and editing of the admin's
-entries."""
+"""Cron entries over the REST API: list, show, create, edit, delete, pause, resume and run now."""
 
 from __future__ import annotations
 
@@ -83,21 +82,23 @@ class CronEntries(Resource):
         responses={201: answers.CronDetailSerializer, 204: UNSEEN},
     )
     def create(self, request: Request) -> Response:
-        """Create an entry of the admin. Raises WrongState (409) if the name is taken."""
+        """Create an entry with the origin `admin`. Raises WrongState (409) if the name is taken."""
         values = self.read_input(inputs.NewCronSerializer)
         reason = values.pop("reason")
         using = get_alias()
         # With the defaults that entries in code have, so that both kinds behave alike.
-        entry = CronEntry(**_check_definition({**_DEFAULTS, "zone": settings.TIME_ZONE, **values})._asdict())
+        definition = _check_definition({**_DEFAULTS, "zone": settings.TIME_ZONE, **values})
+        entry = CronEntry(**definition._asdict())
+        name_taken = WrongState(f"name: a cron entry is called {entry.name!r:.80} already")
         if CronEntry.objects.using(using).filter(name=entry.name).exists():
-            raise WrongState(f"name: a cron entry is called {entry.name!r:.80} already")
+            raise name_taken
         try:
             # The check above can race with another request; the unique index decides, and the savepoint keeps the outer
             # transaction usable.
             with transaction.atomic(using=using):
                 cron_entries.save(entry, using=using)
         except IntegrityError as error:
-            raise WrongState(f"name: a cron entry is called {entry.name!r:.80} already") from error
+            raise name_taken from error
         record_change(request, entry, "Written", flag=ADDED, reason=reason)
         return self.respond(lambda: self._detail_of(self._reload(entry)), code=status.HTTP_201_CREATED)
 
@@ -108,11 +109,9 @@ class CronEntries(Resource):
         responses={200: answers.CronDetailSerializer, 204: UNSEEN},
     )
     def partial_update(self, request: Request, **_: Any) -> Response:
-        """Change an entry of the admin; a new schedule or zone applies from now on."""
+        """Change an entry that is not defined in code; a new schedule or zone applies from now on."""
         # Partial: members that a new entry must have are optional in a change.
-        serializer = inputs.CronChangesSerializer(data=request.data, partial=True)
-        serializer.is_valid(raise_exception=True)
-        values = dict(serializer.validated_data)
+        values = self.read_input(inputs.CronChangesSerializer, partial=True)
         reason, entry = values.pop("reason", ""), self.get_object()
         if entry.origin == CronEntry.EntryOrigin.CODE:
             raise WrongState(f"{entry.name}: is defined in code; change it there")
@@ -170,18 +169,18 @@ class CronEntries(Resource):
     @action(detail=True, methods=["post"])
     def run(self, request: Request, **_: Any) -> Response:
         """Enqueue a job of the entry now; the schedule is not affected."""
-        values, entry = self.read_input(inputs.ReasonSerializer), self.get_object()
+        validated, entry = self.read_input(inputs.ReasonSerializer), self.get_object()
         # The row of a removed entry is kept for its history (ADR 0014); nothing defines its job now.
         if entry.removed_at is not None:
             raise WrongState(f"{entry.name}: is no longer defined in code")
         jid = cron.run_now(entry, using=get_alias()).jid
-        record_change(request, entry, "Run manually", reason=values["reason"])
+        record_change(request, entry, "Run manually", reason=validated["reason"])
         return Response({"jid": jid})
 
     def _execute(self, request: Request, change: Any, summary: str) -> Response:
-        values, entry = self.read_input(inputs.ReasonSerializer), self.get_object()
+        validated, entry = self.read_input(inputs.ReasonSerializer), self.get_object()
         change([entry.pk], using=get_alias())
-        record_change(request, entry, summary, reason=values["reason"])
+        record_change(request, entry, summary, reason=validated["reason"])
         return self.respond(lambda: self._detail_of(self._reload(entry)))
 
     def _summary_of(self, entry: CronEntry, run: CronRun | None) -> dict[str, Any]:
@@ -207,7 +206,7 @@ class CronEntries(Resource):
     def _hide_fields(self, values: dict[str, Any]) -> dict[str, Any]:
         """Return the members, with None for members hidden from this user."""
         return {
-            # Null, and not left out: the document describes it for cron entries (ADR 0034).
+            # Null, and not left out: the OpenAPI document describes it for cron entries (ADR 0034).
             name: value if may_see(self.request.user, self.resource, name) else None
             for name, value in values.items()
         }
@@ -239,7 +238,7 @@ def _refuse_to_reveal(entry: CronEntry, values: Mapping[str, Any]) -> None:
 
 
 def _get_definition(entry: CronEntry) -> dict[str, Any]:
-    """Return the entry in the names of the API."""
-    plain = {field: getattr(entry, field) for field in ("name", "schedule", "zone", "jobtype", "queue", "missed")}
-    texts = {field: cron.decode_member(field, getattr(entry, field)) for field in ("args", "kwargs", "job")}
-    return {**plain, **texts, "window": entry.window_s, "overlap": entry.overlap}
+    """Return the definition of an entry, with the API's member names."""
+    columns = {field: getattr(entry, field) for field in ("name", "schedule", "zone", "jobtype", "queue", "missed")}
+    decoded = {field: cron.decode_member(field, getattr(entry, field)) for field in ("args", "kwargs", "job")}
+    return {**columns, **decoded, "window": entry.window_s, "overlap": entry.overlap}

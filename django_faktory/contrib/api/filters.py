@@ -11,14 +11,14 @@ import django_filters
 from django import forms
 from django.db.models import Q, QuerySet
 from django_filters.rest_framework import FilterSet
-from msgspec.structs import asdict, replace
+from msgspec.structs import replace
 
 from ...core.queries import MAX_TEXT, Query
 from ...errors import InvalidQuery
 from ...models import Batch, CronEntry, Job, WorkerProcess
 from ...tasks.redaction import query_of
 
-# Each name is also a word of the query language, see docs/queries.md.
+# Each name is also a key of the query language, see docs/queries.md.
 _FIELDS = {
     "state": "states",
     "queue": "queues",
@@ -61,7 +61,7 @@ class JobFilter(FilterSet):
 
 
 def build_query(values: dict[str, Any]) -> Query:
-    """Combine all parameters into one query. Raises InvalidQuery if one value is given twice."""
+    """Combine all parameters into one query. Raises InvalidQuery if `query` and a parameter set the same field."""
     query = _parse("query", values.get("query") or "")
     for parameter, field in _FIELDS.items():
         if not values.get(parameter):
@@ -82,8 +82,9 @@ def _parse(parameter: str, text: str) -> Query:
         # The position refers to the client's value, without the prefix added above.
         at = None if error.at is None else max(0, error.at - len(prefix))
         raise _invalid_query(parameter, str(error), at) from error
+    field = _FIELDS.get(parameter)
     # `state=dead queue:mail` would add a second condition through one parameter; accept only the parameter's own field.
-    if prefix and asdict(query) != asdict(Query(**{_FIELDS[parameter]: getattr(query, _FIELDS[parameter])})):
+    if field and query != Query(**{field: getattr(query, field)}):
         raise _invalid_query(
             parameter, f"{parameter}: expected values with commas between them; other words go into query"
         )

@@ -19,10 +19,12 @@ MAX_REASON_LENGTH = 1000
 MAX_AT_ONCE = 5000
 # Below datetime's own maximum, so that a conversion to another time zone does not overflow.
 _EARLIEST, _LATEST = datetime(1970, 1, 1, tzinfo=UTC), datetime(9999, 12, 30, tzinfo=UTC)
+# `\Z` and not `$`, which also matches before a line break at the end.
+_QUEUE_NAME = r"^[A-Za-z0-9._-]{1,255}\Z"
 
 
 class UtcDateTimeField(serializers.DateTimeField):
-    """Time, converted to UTC whatever the project's settings.
+    """Time, converted to UTC whatever the project's settings are.
 
     A time without an offset is taken as local time of the project.
     """
@@ -77,7 +79,7 @@ class NewJobSerializer(ReasonSerializer):
     # The task's signature is checked by the view, which knows the task.
     kwargs = _ObjectField(default={}, help_text="Its keyword arguments.")
     queue = serializers.RegexField(
-        r"^[A-Za-z0-9._-]{1,255}\Z", required=False, help_text="Its queue; without it the queue of the task."
+        _QUEUE_NAME, required=False, help_text="Its queue; without it the queue of the task."
     )
     priority = serializers.IntegerField(
         min_value=-100,
@@ -102,8 +104,7 @@ class JobChangesSerializer(ReasonSerializer):
 
     args = _ArrayField(required=False, help_text="All its arguments, encoded as in a job.")
     kwargs = _ObjectField(required=False, help_text="All its keyword arguments.")
-    # `\Z` and not `$`, which also matches before a line break at the end.
-    queue = serializers.RegexField(r"^[A-Za-z0-9._-]{1,255}\Z", required=False, help_text="Its queue.")
+    queue = serializers.RegexField(_QUEUE_NAME, required=False, help_text="Its queue.")
     priority = serializers.IntegerField(min_value=-100, max_value=100, required=False, help_text="Larger first.")
     run_after = UtcDateTimeField(required=False, help_text="When a scheduled or retrying job becomes due.")
 
@@ -163,6 +164,18 @@ class CronChangesSerializer(ReasonSerializer):
     )
 
 
+class NewCronSerializer(CronChangesSerializer):
+    """A cron entry to create."""
+
+    name = serializers.CharField(max_length=255, help_text="Its unique name.")
+
+    def validate_name(self, value: str) -> str:
+        """Apply the rule for names of entries defined in code: printable characters only."""
+        if not value.isprintable():
+            raise serializers.ValidationError("expected printable characters")
+        return value
+
+
 class LimitChangesSerializer(ReasonSerializer):
     """New values of a limit; a value left out means no limit of that kind."""
 
@@ -195,16 +208,3 @@ class TaskNamesSerializer(ReasonSerializer):
     tasks = serializers.ListField(
         child=serializers.CharField(max_length=255), min_length=1, max_length=100, help_text="Their names."
     )
-
-
-class NewCronSerializer(CronChangesSerializer):
-    """A cron entry to create."""
-
-    name = serializers.CharField(max_length=255, help_text="Its unique name.")
-
-    def validate_name(self, value: str) -> str:
-        """Apply the rule for names of entries defined in code: printable characters only."""
-        # Code may not use other names either, and no address would find the entry.
-        if not value.isprintable():
-            raise serializers.ValidationError("expected printable characters")
-        return value

@@ -92,7 +92,6 @@ class Jobs(ListModelMixin, RetrieveModelMixin, Resource):
     filterset_class = JobFilter
     lookup_field = "jid"
     resource = "job"
-    # An action without an entry here is closed to all users, see `access`.
     needs: ClassVar = {
         "list": "job.view",
         "retrieve": "job.view",
@@ -224,11 +223,11 @@ class Jobs(ListModelMixin, RetrieveModelMixin, Resource):
         fields = [name for name in query.__struct_fields__ if getattr(query, name) not in ((), None)]
         forbidden = forbidden_query_fields(self.request.user, fields)
         # The message names the keys as the query language does, without their values.
-        hidden = [f"{Query(**{name: getattr(query, name)})}".partition(":")[0] + ":" for name in forbidden]
+        forbidden_keys = [f"{Query(**{name: getattr(query, name)})}".partition(":")[0] + ":" for name in forbidden]
         # A count alone would reveal content: `dead text:s3cr3t` changes or counts jobs, or none (ADR 0034).
-        if hidden:
+        if forbidden_keys:
             raise PermissionDenied(
-                f"query: queries with these keys require the permission to view jobs: {', '.join(hidden)}"
+                f"query: queries with these keys require the permission to view jobs: {', '.join(forbidden_keys)}"
             )
         if is_dry and not self.may_see:
             raise PermissionDenied("dry_run: requires the permission to view jobs")
@@ -245,7 +244,7 @@ class Jobs(ListModelMixin, RetrieveModelMixin, Resource):
         if validated["dry_run"]:
             count = matching.count_up_to(COUNTED)
             return Response({"query": str(query), "found": count, "changed": 0, "next": None})
-        part, after = _next_part(matching, validated)
+        part, cursor = _select_part(matching, validated)
         operation = bulk.begin(verb, part)
         changed = sum(operation.steps)
         # One entry for the whole part: a part has up to 5,000 jobs. An empty part changed nothing that could be logged.
@@ -253,11 +252,11 @@ class Jobs(ListModelMixin, RetrieveModelMixin, Resource):
             record_change(
                 request, Job, f"{_DONE_LABELS[verb]} {changed} jobs", name=str(query), reason=validated["reason"]
             )
-        return Response({"query": str(query), "found": operation.total, "changed": changed, "next": after})
+        return Response({"query": str(query), "found": operation.total, "changed": changed, "next": cursor})
 
 
-def _next_part(matching: JobQuerySet, validated: dict[str, Any]) -> tuple[JobQuerySet, str | None]:
-    """Return the next part of the selected jobs, oldest first, and the following cursor.
+def _select_part(matching: JobQuerySet, validated: dict[str, Any]) -> tuple[JobQuerySet, str | None]:
+    """Return the next part of the matching jobs, oldest first, and the cursor of the part after it.
 
     Jobs pushed after the first part was read are left out: the cursor carries the highest id of that time. The cursor
     is None after the last part.

@@ -27,7 +27,7 @@ def record_change(
 ) -> None:
     """Record a change of a row or, if `target` is a model, of a set of rows.
 
-    `name` is what users know the object by; without it the row's own string is used.
+    `name` is the name of the object in both logs; its default is the string of the row.
     """
     is_row = isinstance(target, Model)
     object_name = name or (str(target) if is_row else "")

@@ -5,7 +5,6 @@ Pausing a task is implemented as a limit of zero, so pause and resume are here a
 
 from __future__ import annotations
 
-import re
 from collections.abc import Mapping
 from typing import Any, ClassVar
 
@@ -39,15 +38,14 @@ from .problems import WrongState
 class Limits(Resource):
     """Limits on the jobs of a queue, task or key that run at once or start per period."""
 
-    # For the OpenAPI document only: it reads the model, and must not ask for the alias of the database.
     queryset = Limit.objects.none()
     serializer_class = answers.LimitSerializer
     pagination_class = NewestFirst
     filterset_class = LimitFilter
     lookup_field = "pk"
     lookup_url_kwarg = "id"
+    # A 64-bit id has up to 19 digits; each number of 18 digits fits.
     lookup_value_regex = "[0-9]{1,18}"
-    keys = re.compile("[0-9]{1,18}")
     resource = "limit"
     needs: ClassVar = {
         "list": "limit.view",
@@ -82,14 +80,15 @@ class Limits(Resource):
         parameters=[OpenApiParameter("id", exclude=True)],
     )
     def create(self, request: Request) -> Response:
-        """Create a limit; raise WrongState (409) if the limit already exists."""
-        values = self.read_input(inputs.NewLimitSerializer)
-        name, allowance = task_limits.check_name(values["scope"], values["name"]), _parse_allowance(values)
+        """Create a limit. Raises WrongState (409) if the limit already exists."""
+        validated = self.read_input(inputs.NewLimitSerializer)
+        scope, allowance = validated["scope"], _parse_allowance(validated)
+        name = task_limits.check_name(scope, validated["name"])
         # `definitions.save_limit` overwrites an existing limit, so that POST would change it without a warning.
-        if Limit.objects.using(get_alias()).filter(scope=values["scope"], name=name).exists():
-            raise WrongState(f"name: there is a limit of {values['scope']} {name:.80} already; change that")
-        limit = definitions.save_limit(values["scope"], name, allowance, using=get_alias())
-        record_change(request, limit, "Written", flag=ADDED, reason=values.get("reason", ""))
+        if Limit.objects.using(get_alias()).filter(scope=scope, name=name).exists():
+            raise WrongState(f"name: there is a limit of {scope} {name:.80} already; change that")
+        limit = definitions.save_limit(scope, name, allowance, using=get_alias())
+        record_change(request, limit, "Written", flag=ADDED, reason=validated["reason"])
         return self.respond(lambda: _detail_of(limit), code=status.HTTP_201_CREATED)
 
     @describe(
@@ -99,11 +98,11 @@ class Limits(Resource):
         responses={200: answers.LimitDetailSerializer, 204: UNSEEN},
     )
     def update(self, request: Request, **_: Any) -> Response:
-        """Replace what the limit allows; a pause of the task remains in effect."""
-        values, limit = self.read_input(inputs.LimitChangesSerializer), self.get_object()
+        """Replace the numbers of the limit; a pause of the task remains in effect."""
+        validated, limit = self.read_input(inputs.LimitChangesSerializer), self.get_object()
         # Writes the limiters too, whose row locks make the new numbers apply at the commit (ADR 0016).
-        changed = definitions.save_limit(limit.scope, limit.name, _parse_allowance(values), using=get_alias())
-        record_change(request, changed, f"Edited: {changed.allowance_text}", reason=values.get("reason", ""))
+        changed = definitions.save_limit(limit.scope, limit.name, _parse_allowance(validated), using=get_alias())
+        record_change(request, changed, f"Edited: {changed.allowance_text}", reason=validated["reason"])
         return self.respond(lambda: _detail_of(changed))
 
     @describe(
@@ -113,7 +112,7 @@ class Limits(Resource):
         responses={200: answers.RemovedLimitSerializer, 204: None},
     )
     def destroy(self, request: Request, **_: Any) -> Response:
-        """Delete the limit; its running jobs continue. The response to a limit of code says that it returns."""
+        """Delete the limit; its running jobs continue. If code defines it, the response says that it returns."""
         validated, limit = self.read_input(inputs.ReasonSerializer, source=request.query_params), self.get_object()
         # Written before the delete: the log entry needs the primary key of the row.
         record_change(request, limit, "Deleted", flag=DELETED, reason=validated["reason"])
@@ -145,11 +144,11 @@ class Limits(Resource):
         return self._execute(request, definitions.resume, "Resumed")
 
     def _execute(self, request: Request, change: Any, summary: str) -> Response:
-        values = self.read_input(inputs.TaskNamesSerializer)
-        changed = change([task_limits.check_name("task", name) for name in values["tasks"]], using=get_alias())
+        validated = self.read_input(inputs.TaskNamesSerializer)
+        changed = change([task_limits.check_name("task", name) for name in validated["tasks"]], using=get_alias())
         # Without a row: a limit that is only a pause is deleted by a resume, so the entry names the task.
         for name in changed:
-            record_change(request, Limit, summary, name=name, reason=values["reason"])
+            record_change(request, Limit, summary, name=name, reason=validated["reason"])
         return Response({"tasks": changed})
 
 
@@ -158,9 +157,9 @@ def _detail_of(limit: Limit) -> dict[str, Any]:
     return {**limit_of(limit, *usage), "waiting": definitions.count_blocked_jobs(limit, using=get_alias())}
 
 
-def _parse_allowance(values: Mapping[str, Any]) -> Allowance:
+def _parse_allowance(validated: Mapping[str, Any]) -> Allowance:
     # A missing member and null both mean: no limit of this kind.
-    numbers = {key: values[key] for key in ("concurrency", "rate", "burst") if values.get(key) is not None}
+    numbers = {key: validated[key] for key in ("concurrency", "rate", "burst") if validated.get(key) is not None}
     if not numbers:
         raise ValidationError("expected concurrency, rate or both, got neither")
     return Allowance.of(numbers)

@@ -37,8 +37,8 @@ class Locks(ListModelMixin, RetrieveModelMixin, Resource):
     filterset_class = LockFilter
     lookup_field = "pk"
     lookup_url_kwarg = "token"
-    # The ids of a database have at most 19 digits; 18 fit its integer in any case.
-    keys = re.compile("[0-9]{1,18}")
+    # A 64-bit id has up to 19 digits; each number of 18 digits fits.
+    key_pattern = re.compile("[0-9]{1,18}")
     resource = "joblock"
     needs: ClassVar = {
         "list": "joblock.view",
@@ -64,8 +64,7 @@ class Locks(ListModelMixin, RetrieveModelMixin, Resource):
         validated, lock = self.read_input(inputs.ReasonSerializer), self.get_object()
         # By token, so that a lock acquired since is not released; the next job of the key becomes ready (ADR 0015).
         changed = transitions.free_locks([lock.pk], using=get_alias())
-        # The lock expired or was released between the two queries.
-        if not changed:
+        if not changed:  # the lock expired or was released between the two queries
             raise Http404
         record_change(request, lock, "Released manually", reason=validated["reason"])
         return Response({"changed": changed})

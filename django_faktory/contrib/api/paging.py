@@ -22,7 +22,7 @@ class _ByCursor(CursorPagination):
     page_size_query_description = f"Rows per page: 50 by default, {MAX_PAGE_SIZE} at most."
     cursor_query_description = "Position of the page, from `next` or `previous` of another page."
     offset_cutoff = 1  # every order here is unique: a position needs no offset
-    positions = re.compile("")
+    position_pattern = re.compile("")
 
     def decode_cursor(self, request: Request) -> Cursor | None:
         """Return the cursor of the request, checked before it reaches the database. Raises ValidationError."""
@@ -32,7 +32,8 @@ class _ByCursor(CursorPagination):
         except Exception as error:
             raise ValidationError({"cursor": "expected what `next` or `previous` of another page has"}) from error
         # The position becomes a parameter of the query: NUL or a wrong type would raise in the database.
-        if cursor is not None and cursor.position is not None and not self.positions.fullmatch(str(cursor.position)):
+        position = cursor.position if cursor is not None else None
+        if position is not None and not self.position_pattern.fullmatch(str(position)):
             raise ValidationError({"cursor": "expected what `next` or `previous` of another page has"})
         return cursor
 
@@ -52,11 +53,11 @@ class NewestFirst(_ByCursor):
     """Order by id, which is the order of insertion, newest first."""
 
     ordering = "-id"
-    positions = re.compile(r"\d{1,18}", re.ASCII)
+    position_pattern = re.compile(r"\d{1,18}", re.ASCII)
 
 
 class _ByText(_ByCursor):
-    positions = re.compile(r"[^\x00-\x1f\ud800-\udfff]{0,255}")
+    position_pattern = re.compile(r"[^\x00-\x1f\ud800-\udfff]{0,255}")
 
 
 class ByName(_ByText):

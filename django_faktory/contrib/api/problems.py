@@ -26,14 +26,15 @@ KIND = "urn:django-faktory:problem:"
 # The kinds are part of the API: docs/api.md lists them, and a test compares both.
 _PACKAGE_PROBLEMS: list[tuple[type[Exception] | tuple[type[Exception], ...], int, str, str]] = [
     (errors.InvalidQuery, 400, "invalid-query", "The query cannot be read"),
-    (errors.InvalidCron, 400, "invalid", "The request is not valid"),
-    (InvalidLimit, 400, "invalid", "The request is not valid"),
-    (errors.InvalidPayload, 400, "invalid", "The request is not valid"),
+    (
+        (errors.InvalidCron, errors.InvalidPayload, InvalidLimit, InvalidTask),
+        400,
+        "invalid",
+        "The request is not valid",
+    ),
     (errors.UnknownJobType, 400, "unknown-task", "No task has this name"),
-    (InvalidTask, 400, "invalid", "The request is not valid"),
     (errors.NotUnique, 409, "not-unique", "Another job of this kind holds the lock"),
-    (errors.InvalidTransition, 409, "wrong-state", "Not in this state"),
-    (errors.BatchClosed, 409, "wrong-state", "Not in this state"),
+    ((errors.InvalidTransition, errors.BatchClosed), 409, "wrong-state", "Not in this state"),
     ((errors.JobNotFound, errors.UnknownBatch, errors.UnknownWorker), 404, "not-found", "Not found"),
     ((errors.BrokerUnavailable, OperationalError, InterfaceError), 503, "unavailable", "Temporarily unavailable"),
 ]
@@ -77,7 +78,7 @@ class JobsElsewhere(exceptions.APIException):
 
 
 def handle(error: Exception, context: dict[str, Any]) -> Response | None:
-    """Exception handler of the API views for REST framework.
+    """Return the response to an exception of a view: the EXCEPTION_HANDLER of REST framework for this API.
 
     Returns None for an unexpected exception: it is a bug, which Django reports and logs as usual.
     """
@@ -114,7 +115,6 @@ def _from_package_error(error: Exception) -> tuple[dict[str, Any], dict[str, str
     _, code, kind, title = match
     problem: dict[str, Any] = {"type": KIND + kind, "title": title, "status": code, "detail": str(error)}
     if code == status.HTTP_503_SERVICE_UNAVAILABLE:
-        # The driver's message is for the log only: it may name hosts and users.
         logger.warning("API: the database could not be used error=%s", error)
         return problem | {"detail": _UNAVAILABLE_DETAIL}, {"Retry-After": "1"}
     if isinstance(error, errors.InvalidQuery):

@@ -10,19 +10,20 @@ from rest_framework.decorators import action
 from rest_framework.request import Request
 from rest_framework.response import Response
 
+from ...brokers import get_broker
 from ...errors import FaktoryError
 from ...models import Queue
 from ...operations.serializers import time_of
 from ...store import queues as store_queues
 from . import answers, inputs
-from .base import Resource, get_alias, get_database_broker
+from .base import Resource, get_alias
 from .described import describe, describe_action
 from .filters import QueueFilterSet
 from .journal import record_change
 from .paging import FewByName
 
 # An exact count of a long queue takes too long for a request, see ADR 0031.
-COUNTED, COUNTED_ALONE = 20_000, 10_000
+COUNTED_PER_PAGE, COUNTED_PER_QUEUE = 20_000, 10_000
 """Jobs counted at most: for a whole page of queues, and for one queue."""
 CLEARS_FOR_S = 5.0
 """Seconds after which a request to clear stops between two steps and reports that jobs are left."""
@@ -70,7 +71,7 @@ class Queues(Resource):
         """Pause the queue; nothing changes if it is already paused."""
         validated, queue = self.read_input(inputs.ReasonSerializer), self.get_object()
         # Through the broker, so that it has the effects of the protocol's QUEUE PAUSE (W24).
-        get_database_broker().pause([queue.name])
+        get_broker().pause([queue.name])
         return self._finish_action(request, queue, "Paused", validated["reason"])
 
     @describe_action("Resume a queue", "Workers get its jobs again.", answers.QueueSerializer, shows_row=True)
@@ -78,7 +79,7 @@ class Queues(Resource):
     def resume(self, request: Request, **_: Any) -> Response:
         """Resume the queue; nothing changes if it is not paused."""
         validated, queue = self.read_input(inputs.ReasonSerializer), self.get_object()
-        get_database_broker().resume([queue.name])
+        get_broker().resume([queue.name])
         return self._finish_action(request, queue, "Resumed", validated["reason"])
 
     @describe_action(
@@ -95,7 +96,7 @@ class Queues(Resource):
         validated, queue = self.read_input(inputs.ReasonSerializer), self.get_object()
         deadline, stopped = time.monotonic() + CLEARS_FOR_S, []
 
-        # Asked between two steps; the finished steps are committed.
+        # The broker calls it between two steps; the finished steps are committed.
         def should_continue() -> bool:
             if time.monotonic() > deadline:
                 stopped.append(True)
@@ -103,7 +104,7 @@ class Queues(Resource):
 
         try:
             # Raises FaktoryError if `should_continue` returns False: after `CLEARS_FOR_S` that is no error.
-            get_database_broker().remove([queue.name], should_continue=should_continue)
+            get_broker().remove([queue.name], should_continue=should_continue)
         except FaktoryError:
             if not stopped:
                 raise
@@ -120,7 +121,7 @@ class Queues(Resource):
 
 def _serialize_page(page: Any) -> Any:
     # A large page counts fewer jobs per queue, so that the work per request is bounded.
-    max_count = min(COUNTED_ALONE, COUNTED // max(1, len(page)))
+    max_count = min(COUNTED_PER_QUEUE, COUNTED_PER_PAGE // max(1, len(page)))
     waiting = store_queues.read_waiting([queue.name for queue in page], using=get_alias(), max_count=max_count)
     return [
         {

@@ -42,7 +42,7 @@ class BoundedJson(JSONParser):
             raise TooLarge(f"expected at most {limit} bytes, got {length}")
         try:
             body = super().parse(stream, media_type, dict(parser_context or {}))
-        # The parser of Python recurses, so a deep body ends here and not with an answer of 500.
+        # Python's JSON parser recurses: a body that is nested too deeply would cause a response of 500.
         except RecursionError:
             raise exceptions.ParseError("JSON parse error - nested too deeply; flatten the data") from None
         if not isinstance(body, dict):

@@ -29,8 +29,9 @@ class Statistics(ApiView, ViewSet):
     @describe(
         operation_id="statistics_retrieve",
         summary="Show totals and counts",
-        description="Totals are exact; jobs, queues and batches are counted up to `counted_to`. The counts may be a "
-        "second old, or ten times as old as reading them takes. `/metrics` and INFO count everything.",
+        description="Totals are exact; jobs, queues and batches are counted up to `counted_to`. The counts are at "
+        "most 1 s old, or at most 10 times the duration of their read if that is longer. `/metrics` and INFO count "
+        "everything.",
         responses=answers.StatisticsSerializer,
     )
     def list(self, request: Request) -> Response:  # noqa: ARG002

@@ -45,8 +45,8 @@ class Root(ApiView, APIRootView):
     schema: Any = None
 
 
-# For the root view above, which requires a log-in as every other address does.
 class _Router(DefaultRouter):
+    # The router's own root view has the project's default permissions; `Root` requires a log-in.
     APIRootView = Root
     # A suffix such as `.json` could be part of a queue's name.
     include_format_suffixes = False
@@ -66,7 +66,7 @@ class OpenApi(ApiView, SpectacularAPIView):
         "DESCRIPTION": "Background jobs: list and enqueue them, and act on them.",
         "VERSION": "1",
         "SCHEMA_PATH_PREFIX": "/",
-        "POSTPROCESSING_HOOKS": [],  # no names for choices: two of them would collide
+        "POSTPROCESSING_HOOKS": [],  # the default hook names enums, and two names would collide
         "COMPONENT_SPLIT_REQUEST": True,
         "OAS_VERSION": "3.1.0",
     }

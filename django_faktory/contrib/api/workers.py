@@ -73,7 +73,7 @@ class Workers(Resource):
 
     def _advance(self, request: Request, state: str) -> Response:
         validated, worker = self.read_input(inputs.ReasonSerializer), self.get_object()
-        # 0 if it is in a later state already: a worker never goes back (W21).
+        # 0 if the worker is in this or a later state already: it never goes back (W21).
         changed = store_workers.advance([worker.wid], state, using=get_alias())
         record_change(request, worker, f"Sent {state}", reason=validated["reason"])
         return Response({"changed": changed})

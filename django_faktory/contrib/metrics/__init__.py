@@ -1,4 +1,4 @@
-"""Export metrics to Prometheus and statsd, and answer health checks.
+"""Export metrics to Prometheus and spans to OpenTelemetry, and answer health checks.
 
-Totals and sizes come from the database, so any node can export those of all nodes.
+Totals and sizes come from the database, so any process can export those of all nodes.
 """

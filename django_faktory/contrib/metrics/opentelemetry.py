@@ -29,11 +29,12 @@ class Spans(Middleware):
         if not calls:
             yield
             return
+        # All jobs of a push have the same task and queue.
         name = calls[0].result.task.name
         span_attributes = {
             **_SYSTEM,
             "messaging.operation.type": "send",
-            "messaging.destination.name": _queue(calls[0]),
+            "messaging.destination.name": _get_queue_name(calls[0]),
         }
         with self._tracer.start_as_current_span(
             f"send {name}", kind=SpanKind.PRODUCER, attributes=span_attributes
@@ -55,7 +56,7 @@ class Spans(Middleware):
         span_attributes: dict[str, str | int] = {
             **_SYSTEM,
             "messaging.operation.type": "process",
-            "messaging.destination.name": _queue(call),
+            "messaging.destination.name": _get_queue_name(call),
             "messaging.message.id": call.result.id,
             "messaging.message.delivery_attempt": call.result.attempts,
         }
@@ -70,5 +71,5 @@ class Spans(Middleware):
             context.detach(token)
 
 
-def _queue(call: Call) -> str:
+def _get_queue_name(call: Call) -> str:
     return str(call.result.task.queue_name)

@@ -62,7 +62,6 @@ class _Statistics(Collector):
             yield CounterMetricFamily(f"django_faktory_{name}", text, value=value)
 
     def _by_task(self) -> Iterator[Metric]:
-        series = self._statistics.series
         started = CounterMetricFamily("django_faktory_started", "Jobs delivered to workers.", labels=_BY_TASK)
         ended = CounterMetricFamily(
             "django_faktory_ended", "Jobs reported by their workers.", labels=(*_BY_TASK, "outcome")
@@ -73,7 +72,7 @@ class _Statistics(Collector):
         runs = HistogramMetricFamily(
             "django_faktory_run_seconds", "Time from delivery to a worker to its report.", labels=_BY_TASK
         )
-        for names, sums in series.items():
+        for names, sums in self._statistics.series.items():
             started.add_metric(names, sums.started)
             ended.add_metric((*names, "succeeded"), sums.succeeded)
             ended.add_metric((*names, "failed"), sums.failed)

@@ -16,7 +16,7 @@ from django.views.decorators.cache import never_cache
 from django.views.decorators.http import require_safe
 
 from ... import conf
-from ...operations.statistics import read
+from ...operations import statistics
 from ...runtime import health
 
 View = Callable[[HttpRequest], HttpResponse]
@@ -35,7 +35,8 @@ def _guard(view: View) -> View:
             return refusal
         return view(request)
 
-    for alias in settings.DATABASES:  # statistics open a transaction of their own, which ATOMIC_REQUESTS would nest
+    # The statistics open their own transaction, which ATOMIC_REQUESTS would nest.
+    for alias in settings.DATABASES:
         transaction.non_atomic_requests(using=alias)(guard)
     return never_cache(require_safe(guard))
 
@@ -45,7 +46,7 @@ def metrics(request: HttpRequest) -> HttpResponse:  # noqa: ARG001
     """Return the statistics in Prometheus' text format."""
     from .prometheus import CONTENT_TYPE, exposition  # needs the extra `metrics`; the other views work without it
 
-    return HttpResponse(exposition(read(using=conf.get("DATABASE"))), content_type=CONTENT_TYPE)
+    return HttpResponse(exposition(statistics.read(using=conf.get("DATABASE"))), content_type=CONTENT_TYPE)
 
 
 @_guard

@@ -1,4 +1,5 @@
 """Move jobs from the Redis of the original Faktory to this database and back.
 
-Knows the keys of the original, not its wire protocol. Needs redis-py: `pip install django-faktory[redis]`.
+It reads and writes the keys of the Redis directly, without a Faktory server. Needs redis-py:
+`pip install django-faktory[redis]`.
 """

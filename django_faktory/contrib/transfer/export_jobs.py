@@ -1,8 +1,8 @@
 """Export the jobs of this database to the Redis of a Faktory.
 
 Jobs are written there first and then deleted here in one transaction. An export may be interrupted and repeated: the
-jids of a step are stored in Redis atomically with its jobs until the rows are deleted. If a jid is found there
-while its row still exists, the row is only deleted.
+jids of a step are stored in Redis atomically with its jobs, and removed after their rows are deleted. If a jid is found
+there while its row still exists, the row is only deleted.
 """
 
 from __future__ import annotations
@@ -15,10 +15,11 @@ from ...models import Job, OutboxEntry
 from ...store import queues
 from ...store import transfer as store
 from .job_format import format_original, score_of
-from .redis_layout import NEW, OLD, Entry, FaktoryRedis, is_free
+from .redis_layout import NEW, OLD, Entry, FaktoryRedis, has_own_key
 from .report import Counts, Report
 
-_READY = (State.ENQUEUED, State.BLOCKED)
+# Faktory has no blocked state: these jobs go to the list of their queue, jobs in other states to the set of the state.
+_LISTED = (State.ENQUEUED, State.BLOCKED)
 MAY_RUN_TWICE = "was exported by an interrupted run, then claimed by a worker here: it may run there too"
 
 
@@ -26,12 +27,14 @@ class Export:
     """One export; call `run`."""
 
     def __init__(self, redis: FaktoryRedis, alias: str, *, layout: str = "", is_dry: bool = False) -> None:
-        """Read what is there. Without `layout`, that of the existing lists is used, or the newer one if there are
-        none."""
+        """Read the jids of an interrupted export, and count the jobs here.
+
+        The default of `layout` is the layout of the lists in Redis, or the newer one if there are none.
+        """
         self._redis, self._alias, self._is_dry = redis, alias, is_dry
-        self._layout = layout or (OLD if redis.contents().layout == OLD else NEW)
-        self._exported = redis.exported()
-        # Written by an earlier run: counted separately in the report.
+        self._layout = layout or (OLD if redis.read_contents().layout == OLD else NEW)
+        self._exported = redis.read_exported()
+        # Jobs that an earlier run wrote: the report counts them separately.
         self._exported_before = frozenset(self._exported)
         self._step_jids: set[str] = set()
         self.report = Report(self._layout, is_dry)
@@ -60,19 +63,21 @@ class Export:
 
     def _export_state(self, state: State, counts: Counts, advance: Callable[[int], object]) -> None:
         jobs = store.find_exportable(state, using=self._alias)
-        # Only ready jobs are in the list of their queue; jobs in sets need no key for it.
-        if unsupported := [name for name in queues.known_names(using=self._alias) if not is_free(name, self._layout)]:
-            if state in _READY and (count := jobs.filter(queue__in=unsupported).count()):
+        if state in _LISTED:
+            names = queues.known_names(using=self._alias)
+            unsupported = [name for name in names if not has_own_key(name, self._layout)]
+            if count := jobs.filter(queue__in=unsupported).count():
                 reason = f"this layout has no key for a queue of this name ({', '.join(unsupported)})"
-                self.report.problem(reason, count=count)
-            jobs = jobs.exclude(queue__in=unsupported) if state in _READY else jobs
+                self.report.add_problem(reason, count=count)
+            jobs = jobs.exclude(queue__in=unsupported)
         if self._is_dry:
             counts.moved = jobs.count()
             return
         while moved := store.hand_over(jobs, self._write, using=self._alias, limit=store.CHUNK):
-            counts.moved_before += len(self._step_jids & self._exported_before)
-            counts.moved += moved - len(self._step_jids & self._exported_before)
-            # The rows are deleted by now. Before that, the jids show the next run what was written (ADR 0018).
+            moved_before = len(self._step_jids & self._exported_before)
+            counts.moved_before += moved_before
+            counts.moved += moved - moved_before
+            # Only after the rows are deleted: until then the jids show the next run which jobs it must not write again.
             self._redis.forget_exported(self._step_jids)
             self._exported -= self._step_jids
             advance(moved)
@@ -85,8 +90,7 @@ class Export:
         sets: dict[str, list[Entry]] = {}
         for row in new_rows:
             raw = _encode_row(row)
-            # Faktory has no blocked state: locks and limits are known here only.
-            if row.state in _READY:
+            if row.state in _LISTED:
                 lists.setdefault(row.queue, []).append(raw)
             else:
                 # The score of a dead job is the end of its storage, that of other jobs the time to run.
@@ -106,9 +110,9 @@ class Export:
             ("is still in the outbox: wait until it is relayed", sum(map(_count_outbox, conf.outbox()))),
         ):
             if count:
-                self.report.problem(reason, count=count)
-        if duplicates := store.find_stored(sorted(self._exported), using=self._alias) if not self._is_dry else set():
-            self.report.problem(MAY_RUN_TWICE, sorted(duplicates))
+                self.report.add_problem(reason, count=count)
+        if not self._is_dry and (still_stored := store.find_stored(sorted(self._exported), using=self._alias)):
+            self.report.add_problem(MAY_RUN_TWICE, sorted(still_stored))
         if self.report.found:
             self.report.notes.append(
                 "priorities, locks, limits, results and the history of failures are known here only; numbers beyond "

@@ -1,7 +1,7 @@
 """Import the jobs of a Faktory from its Redis, window by window: stored here first, then removed there.
 
-An import may be interrupted at any point and repeated. A job remains in Redis until its row is committed, and a receipt
-in the same transaction records which jobs only have to be removed there (`store.transfer`).
+An import may be interrupted at any point and repeated. A job remains in Redis until its row is committed. A receipt in
+the same transaction lists the stored jobs: a repeated import only removes them from Redis (`store.transfer`).
 """
 
 from __future__ import annotations
@@ -21,13 +21,13 @@ from .job_format import Arrival, parse_arrival
 from .redis_layout import WORKING, Contents, Entry, FaktoryRedis, Place
 from .report import Counts, Report
 
-IN_RUN = "is in this Redis twice: the first one was moved"
-STORED = "is stored here already"
+DUPLICATE = "is in this Redis twice: the first one was moved"
+ALREADY_STORED = "is stored here already"
 ELSEWHERE = "was removed by another client meanwhile, and may run there too"
 
 
 class _RolledBack(Exception):
-    """Roll back a transaction of which only the results are needed."""
+    """Raised to roll back the transaction of a dry run, of which only the results are needed."""
 
 
 class Import:
@@ -38,10 +38,10 @@ class Import:
         self._seen_jids: set[str] = set()
         self._receipts = store.read_receipts(using=alias)
         self._stored_before = {jid for jids in self._receipts.values() for jid in jids}
-        self._contents: Contents = redis.contents()
+        self._contents: Contents = redis.read_contents()
         self.report = Report(self._contents.layout, is_dry)
         for place in self._contents.places:
-            self.report.counts.append(Counts(place.kind, place.name, redis.size(place)))
+            self.report.counts.append(Counts(place.kind, place.name, redis.count_jobs(place)))
 
     def run(self, advance: Callable[[int], object]) -> Report:
         """Import all jobs; `advance` is called with the number of jobs examined."""
@@ -56,8 +56,8 @@ class Import:
 
     def _import_queues(self) -> None:
         """Import queue names and pauses. Pauses come before the jobs, so that no job of a paused queue starts."""
-        names = {name for name in self._contents.queues if _is_name(name)}
-        paused = sorted(name for name in self._contents.paused if _is_name(name))
+        names = {name for name in self._contents.queues if _is_queue_name(name)}
+        paused = sorted(name for name in self._contents.paused if _is_queue_name(name))
         if not self._is_dry:
             queues.pause(paused, using=self._alias)
             queues.add(names, using=self._alias)
@@ -79,12 +79,12 @@ class Import:
             # Entries that stay in Redis are skipped; removed ones move the next window forward.
             skip += len(entries) - self._import_window(place, counts, entries)
             advance(len(entries))
-        remaining = self._redis.size(place)
+        remaining = self._redis.count_jobs(place)
         expected = counts.found if self._is_dry else counts.left
-        # Only this import should change the key: a difference means that another client used it.
+        # Only this import should change the key: a difference means that another client changed it.
         if remaining != expected:
             reason = f"{place.key} was changed by another client meanwhile: expected {expected} left, found {remaining}"
-            self.report.problem(reason, count=abs(remaining - expected))
+            self.report.add_problem(reason, count=abs(remaining - expected))
 
     def _import_window(self, place: Place, counts: Counts, entries: Sequence[Entry]) -> int:
         """Import a window of entries; return the number of entries removed from Redis."""
@@ -95,7 +95,7 @@ class Import:
                 continue
             jid = arrival.job.jid
             if jid in self._seen_jids:
-                self.report.problem(IN_RUN, [jid])
+                self.report.add_problem(DUPLICATE, [jid])
             # Stored by an interrupted run that did not remove the entry from Redis.
             elif jid in self._stored_before:
                 stored_before.append(entry)
@@ -106,14 +106,14 @@ class Import:
         arrivals = [arrival for _, arrival in arrivals_by_jid.values()]
         refused, receipt = store_arrivals(arrivals, self._broker, self._alias, is_dry=self._is_dry)
         for jid, reason in refused.items():
-            self.report.problem(reason, [jid])
+            self.report.add_problem(reason, [jid])
         stored = [entry for jid, (entry, _) in arrivals_by_jid.items() if jid not in refused]
         counts.moved += len(stored)
         counts.moved_before += len(stored_before)
         if self._is_dry or not (stored or stored_before):
             return 0
         if missing := len(stored) + len(stored_before) - self._redis.drop(place, [*stored_before, *stored]):
-            self.report.problem(ELSEWHERE, count=missing)
+            self.report.add_problem(ELSEWHERE, count=missing)
         # Last: without the receipt a repeated import would report these jobs as stored already.
         if receipt is not None:
             store.delete_receipts([receipt], using=self._alias)
@@ -123,14 +123,14 @@ class Import:
         try:
             return parse_arrival(place.kind, place.name, entry.raw, entry.score)
         except InvalidPayload as error:
-            self.report.problem(f"cannot be stored as a job: {error}", [error.jid])
+            self.report.add_problem(f"cannot be stored as a job: {error}", [error.jid])
             return None
 
 
 def store_arrivals(
     arrivals: Sequence[Arrival], broker: Broker, alias: str, *, is_dry: bool = False
 ) -> tuple[dict[str, str], int | None]:
-    """Store jobs in one transaction; return the refusals by jid and the receipt."""
+    """Store jobs in one transaction; return the refusals by jid and the receipt, None if no job was stored."""
     if not arrivals:
         return {}, None
     refused: dict[str, str] = {}
@@ -141,10 +141,10 @@ def store_arrivals(
         refused.clear()
         receipt.clear()
         refused.update(_push(arrivals, broker, alias))
-        pasts = {arrival.job.jid: _history_of(arrival) for arrival in arrivals if arrival.job.jid not in refused}
-        store.write_history(pasts, using=alias)
-        stored = store.find_stored(list(pasts), using=alias)
-        refused.update(dict.fromkeys(pasts.keys() - stored, "was not found after it was stored"))
+        histories = {arrival.job.jid: _history_of(arrival) for arrival in arrivals if arrival.job.jid not in refused}
+        store.write_history(histories, using=alias)
+        stored = store.find_stored(list(histories), using=alias)
+        refused.update(dict.fromkeys(histories.keys() - stored, "was not found after it was stored"))
         if is_dry:
             raise _RolledBack
         if stored:
@@ -165,12 +165,12 @@ def _push(arrivals: Sequence[Arrival], broker: Broker, alias: str) -> dict[str, 
     new_jobs: list[JobPayload] = [arrival.job for arrival in arrivals if arrival.job.jid not in known]
     results: Iterable[FaktoryError | None] = broker.push(new_jobs)
     refused = {job.jid: str(error) for job, error in zip(new_jobs, results, strict=True) if error is not None}
-    return {**dict.fromkeys(known, STORED), **refused}
+    return {**dict.fromkeys(known, ALREADY_STORED), **refused}
 
 
 def _history_of(arrival: Arrival) -> store.JobHistory:
     return store.JobHistory(arrival.state, arrival.ends_at, arrival.failures, arrival.failure, arrival.errtype)
 
 
-def _is_name(name: str) -> bool:
+def _is_queue_name(name: str) -> bool:
     return 0 < len(name) <= 255 and name.isprintable()

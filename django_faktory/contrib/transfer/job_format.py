@@ -1,4 +1,4 @@
-"""Convert one job of the original's Redis to a row and back. Uses neither Redis nor rows.
+"""Convert a job between its form in the original's Redis and the values of a row, without access to either.
 
 The job's text is stored as the original wrote it. Its record of earlier failures becomes columns, and text again on
 export.
@@ -31,6 +31,7 @@ class Arrival(NamedTuple):
     """Time until which a dead job is kept."""
     failures: int = 0
     failure: str = ""
+    """JSON of the latest failure, as the original wrote it; "" if there was none."""
     errtype: str = ""
 
 

@@ -1,8 +1,8 @@
 """The Redis of the original server: find the keys with jobs, read them in windows, remove and add single jobs.
 
 Up to 1.9 a queue's list has the queue's name; from 1.10 the prefix `q:` is added. The source of 1.10 has a rename and a
-key `v` to record it, but does not call it at start: old lists are still there and their jobs are not fetched. Knows no
-row and no job.
+key `v` to record it, but does not call it at start: old lists are still there and their jobs are not fetched. This
+module neither parses jobs nor reads rows.
 """
 
 from __future__ import annotations
@@ -92,23 +92,23 @@ class FaktoryRedis:
                 raise UnusableRedis(
                     f"this Redis does not list its clients ({error}): stop Faktory, and add --while-connected"
                 ) from error
-        # Databases of one Redis have separate keys: clients of another one do no harm.
-        number = str(self._redis.connection_pool.connection_kwargs.get("db") or 0)
+        # Databases of one Redis have separate keys: clients of another database do no harm.
+        database = str(self._redis.connection_pool.connection_kwargs.get("db") or 0)
         other_clients = [
-            client for client in clients if str(client.get("id")) != str(own_id) and str(client.get("db")) == number
+            client for client in clients if str(client.get("id")) != str(own_id) and str(client.get("db")) == database
         ]
         if other_clients:
             raise UnusableRedis(
-                f"{len(other_clients)} other clients are connected to database {number} of this Redis: stop Faktory "
+                f"{len(other_clients)} other clients are connected to database {database} of this Redis: stop Faktory "
                 "and start its Redis alone; if none of them is Faktory, add --while-connected"
             )
 
-    def contents(self) -> Contents:
+    def read_contents(self) -> Contents:
         """Read all keys and return them by meaning."""
         lists: list[Place] = []
         sets: dict[str, Place] = {}
         counters, unknown, name_sets = 0, [], set()
-        for key, key_type in self._keys():
+        for key, key_type in self._scan_keys():
             name = key.removeprefix(PREFIX)
             if key_type == "zset" and key in SETS:
                 sets[key] = Place(key, key, key)
@@ -121,18 +121,18 @@ class FaktoryRedis:
                 name_sets.add(key)
             elif key not in _OTHER_KEYS:
                 unknown.append(f"{key} ({key_type})")
-        # For one queue the old list first: a 1.10 server that has both fetches from the new one only.
+        # If a queue has both lists, the old one first: its jobs are older, because 1.10 uses the new list only.
         lists.sort(key=lambda place: (place.name, place.key.startswith(PREFIX)))
         return Contents(
             layout=" and ".join(sorted({_layout_of(place) for place in lists}, reverse=True)),
             places=[*lists, *(sets[name] for name in SETS if name in sets)],
-            queues=self._names("queues") if "queues" in name_sets else set(),
-            paused=self._names("paused") if "paused" in name_sets else set(),
+            queues=self._read_names("queues") if "queues" in name_sets else set(),
+            paused=self._read_names("paused") if "paused" in name_sets else set(),
             counters=counters,
             unknown=sorted(unknown),
         )
 
-    def size(self, place: Place) -> int:
+    def count_jobs(self, place: Place) -> int:
         """Return the number of jobs at this key."""
         with _translate_errors():
             return int(self._redis.llen(place.key) if place.kind == "queue" else self._redis.zcard(place.key))
@@ -153,14 +153,15 @@ class FaktoryRedis:
         with _translate_errors(), self._redis.pipeline(transaction=True) as pipe:
             for entry in entries:
                 if place.kind == "queue":
-                    pipe.lrem(place.key, -1, entry.raw)  # type: ignore[arg-type]  # from the end that is taken first
+                    # -1: the last equal entry, because Faktory fetches from the tail.
+                    pipe.lrem(place.key, -1, entry.raw)  # type: ignore[arg-type]
                 else:
                     pipe.zrem(place.key, entry.raw)
             return sum(map(int, pipe.execute()))
 
-    def exported(self) -> set[str]:
+    def read_exported(self) -> set[str]:
         """Return the jids of the last step of an interrupted export; usually none."""
-        return self._names(EXPORTED)
+        return self._read_names(EXPORTED)
 
     def add(self, queues: Mapping[str, Sequence[bytes]], sets: Mapping[str, Sequence[Entry]], jids: Iterable[str],
             *, layout: str) -> None:  # fmt: skip
@@ -191,7 +192,7 @@ class FaktoryRedis:
             with _translate_errors():
                 self._redis.sadd("paused" if paused else "queues", *name_list)
 
-    def _keys(self) -> Iterator[tuple[str, str]]:
+    def _scan_keys(self) -> Iterator[tuple[str, str]]:
         with _translate_errors():
             # Keys of other programs may be any bytes; they are only listed.
             keys = [key.decode("utf-8", "backslashreplace") for key in self._redis.scan_iter(count=1000)]
@@ -204,7 +205,7 @@ class FaktoryRedis:
                     key_types = pipe.execute()
                 yield from ((key, key_type.decode()) for key, key_type in zip(batch, key_types, strict=True))
 
-    def _names(self, key: str) -> set[str]:
+    def _read_names(self, key: str) -> set[str]:
         with _translate_errors():
             try:
                 names: Any = self._redis.smembers(key)
@@ -217,7 +218,7 @@ def _layout_of(place: Place) -> str:
     return NEW if place.key.startswith(PREFIX) else OLD
 
 
-def is_free(queue: str, layout: str) -> bool:
+def has_own_key(queue: str, layout: str) -> bool:
     """Return whether a queue of this name has its own key in this layout."""
     return layout == NEW or queue not in _RESERVED
 

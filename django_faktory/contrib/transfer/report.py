@@ -6,10 +6,11 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-MOST_REASONS = 20
+MAX_REASONS = 20
 """Reasons listed one by one; further ones are counted together."""
 
-MOST_JIDS = 5
+MAX_JIDS = 5
+"""Jids listed for each reason."""
 
 
 @dataclass
@@ -52,14 +53,14 @@ class Report:
     """Remarks on data other than jobs, which is not moved."""
     _problems: dict[str, tuple[int, list[str]]] = field(default_factory=dict)
 
-    def problem(self, reason: str, jids: Sequence[str] = (), *, count: int | None = None) -> None:
+    def add_problem(self, reason: str, jids: Sequence[str] = (), *, count: int | None = None) -> None:
         """Record jobs that cannot be moved, or not safely; use `count` if their jids are unknown."""
         # One reason per job would make the report as long as the queue.
-        if reason not in self._problems and len(self._problems) >= MOST_REASONS:
+        if reason not in self._problems and len(self._problems) >= MAX_REASONS:
             reason = "other reasons"
         known_count, known_jids = self._problems.get(reason, (0, []))
         # Invalid entries have no jid.
-        listed = [*known_jids, *filter(None, jids)][:MOST_JIDS]
+        listed = [*known_jids, *filter(None, jids)][:MAX_JIDS]
         self._problems[reason] = (known_count + (len(jids) if count is None else count), listed)
 
     @property
