@@ -20,7 +20,7 @@ from ..tasks.base import registered
 from .tasks import broken_modules
 
 _IDS = {"schedule": "E040", "zone": "E041", "task": "E042", "args": "E043", "kwargs": "E043"}
-_OTHER = "E044"  # for fields without an id of their own
+_OTHER_ID = "E044"  # for fields without an id of their own
 _HINTS = {
     "E040": 'minute hour day-of-month month day-of-week, such as "30 2 * * *"; see docs/cron.md',
     "E043": "Pass the arguments that the task takes, in types that docs/arguments.md lists.",
@@ -51,22 +51,22 @@ def check_cron(**_: Any) -> list[CheckMessage]:
 
 
 def _error(place: str, error: InvalidCron) -> CheckMessage:
-    number = _IDS.get(error.field, _OTHER)
-    return Error(f"{place}: {error}", hint=_hint(number, error), id=f"django_faktory.{number}")
+    check_id = _IDS.get(error.field, _OTHER_ID)
+    return Error(f"{place}: {error}", hint=_hint(check_id, error), id=f"django_faktory.{check_id}")
 
 
-def _hint(number: str, error: InvalidCron) -> str:
+def _hint(check_id: str, error: InvalidCron) -> str:
     """Return a remedy; for a misspelt name, the closest known name."""
-    if number == "E041":
+    if check_id == "E041":
         # Not at import: available_timezones() reads the time zone folders of the system.
         return (
             _suggestion(error, sorted(available_timezones()))
             or "Use a name of the IANA database; `pip install tzdata` installs it."
         )
-    if number == "E042":
+    if check_id == "E042":
         names = [task.jobtype for task in registered()]
         return _suggestion(error, names) or 'Write "jobtype" instead if a worker in another language runs it.'
-    return _HINTS[number]
+    return _HINTS[check_id]
 
 
 def _suggestion(error: InvalidCron, known_names: list[str]) -> str:

@@ -33,9 +33,9 @@ def check_limits(**_: Any) -> Iterable[CheckMessage]:
         return  # reported by other checks; the limits in a broken tasks module are unknown
     invalid = [definition for definition in limits.read_definitions() if isinstance(definition, InvalidDefinition)]
     for definition in invalid:
-        number = "E050" if definition.is_place else "E051"
+        check_id = "E050" if definition.is_place else "E051"
         hint = 'LIMITS = {"queues": {"mail": 5}}; or "tasks", or "keys".' if definition.is_place else _FORMS
-        yield Error(f"{definition.place}: {definition.problem}", hint=hint, id=f"django_faktory.{number}")
+        yield Error(f"{definition.place}: {definition.problem}", hint=hint, id=f"django_faktory.{check_id}")
     # A warning: jobs are enqueued all the same, and that server may have limits of its own.
     if not invalid and broker == "remote" and any(conf.get("LIMITS").get(place) for place in limits.PLACES):
         yield Warning(

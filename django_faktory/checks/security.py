@@ -1,4 +1,4 @@
-"""System checks of access control: E060 and W060 always, W061 to W069 with `--deploy`.
+"""System checks of access control: E060 and W060 always, W061 to W066 with `--deploy`.
 
 Reads settings, the environment and file modes. Never shows a secret.
 """
@@ -23,7 +23,10 @@ from ..tasks import encryption
 from ..tasks.base import import_tasks, registered
 
 SHORTEST = 16
-"""Characters: a recorded handshake can be attacked offline, with about 100,000 guesses a second on one processor."""
+"""Minimum number of characters of a password.
+
+A recorded handshake can be attacked offline, with about 100,000 guesses a second on one processor.
+"""
 
 _REMEDY = "Set FAKTORY_PASSWORD to the password, or to the absolute path of its file; see docs/security.md."
 
@@ -31,7 +34,7 @@ _REMEDY = "Set FAKTORY_PASSWORD to the password, or to the absolute path of its 
 @register
 def check_bind(**_: Any) -> list[CheckMessage]:
     """Warn if other machines can reach the server and there is no password."""
-    values, password = _values()
+    values, password = _read_values()
     host = _host(values)
     # None: the password cannot be read, which another check reports.
     if password is None or password or host is None or is_loopback(host):
@@ -49,7 +52,7 @@ def check_bind(**_: Any) -> list[CheckMessage]:
 @register
 def check_encryption(**_: Any) -> list[CheckMessage]:
     """Check that encryption works if a setting or a task asks for it: otherwise enqueue() would fail."""
-    values = _values()[0]
+    values = _read_values()[0]
     is_asked_for = values["ENCRYPT_ARGUMENTS"] or values["ENCRYPTION_KEYS"] or _any_task_encrypts()
     problem = encryption.problem() if is_asked_for else ""
     hint = 'python -c "from cryptography.fernet import Fernet; print(Fernet.generate_key().decode())"'
@@ -57,7 +60,7 @@ def check_encryption(**_: Any) -> list[CheckMessage]:
 
 
 def _any_task_encrypts() -> bool:
-    # Other checks may not have imported the tasks yet: checks run in the order of registration, and `--tag` omits some.
+    # Other checks may not have imported the tasks yet: the order of checks is not defined, and `--tag` omits some.
     import_tasks()  # E015 reports a module that cannot be imported
     return any(task.encrypt for task in registered())
 
@@ -65,18 +68,18 @@ def _any_task_encrypts() -> bool:
 @register(Tags.security, deploy=True)
 def check_deploy(**_: Any) -> list[CheckMessage]:
     """Warn about settings that suit development and are unsafe in production."""
-    values, password = _values()
+    values, password = _read_values()
     host = _host(values)
     if password is None:
         return []  # another check reports it
     if host is None:  # no server of this project, so its client is checked
-        return [*_client()]
+        return [*_check_client()]
     is_local = is_loopback(host)
     return [
-        *_password(password, is_local=is_local),
-        *_tls(values, is_local=is_local),
-        *_files(values),
-        *_commands(values),
+        *_check_password(password, is_local=is_local),
+        *_check_tls(values, is_local=is_local),
+        *_check_files(values),
+        *_check_flush(values),
     ]
 
 
@@ -88,7 +91,7 @@ def is_loopback(host: str) -> bool:
         return host.lower() == "localhost"
 
 
-def _values() -> tuple[Mapping[str, Any], str | None]:
+def _read_values() -> tuple[Mapping[str, Any], str | None]:
     """Return the settings and the password; None for a password that cannot be read, which other checks report."""
     try:
         return {**conf.DEFAULTS, **conf.configured()}, conf.password()
@@ -102,7 +105,7 @@ def _host(values: Mapping[str, Any]) -> str | None:
     return bind.rpartition(":")[0] or None if isinstance(bind, str) and values["BROKER"] != "remote" else None
 
 
-def _password(password: str, *, is_local: bool) -> Iterable[CheckMessage]:
+def _check_password(password: str, *, is_local: bool) -> Iterable[CheckMessage]:
     if not password and is_local:  # for other addresses W060 reports it
         yield Warning(
             "FAKTORY['PASSWORD']: there is none: every process on this machine can add, fetch and delete jobs",
@@ -118,7 +121,7 @@ def _password(password: str, *, is_local: bool) -> Iterable[CheckMessage]:
         )
 
 
-def _tls(values: Mapping[str, Any], *, is_local: bool) -> Iterable[CheckMessage]:
+def _check_tls(values: Mapping[str, Any], *, is_local: bool) -> Iterable[CheckMessage]:
     if not is_local and not values["TLS_CERT"]:
         yield Warning(
             "FAKTORY['TLS_CERT']: the server listens for other machines without TLS: jobs and their arguments can "
@@ -128,7 +131,7 @@ def _tls(values: Mapping[str, Any], *, is_local: bool) -> Iterable[CheckMessage]
         )
 
 
-def _client() -> Iterable[CheckMessage]:
+def _check_client() -> Iterable[CheckMessage]:
     """Check the connection to a remote server."""
     try:
         address = parse_url(conf.url())
@@ -142,7 +145,7 @@ def _client() -> Iterable[CheckMessage]:
         )
 
 
-def _files(values: Mapping[str, Any]) -> Iterable[CheckMessage]:
+def _check_files(values: Mapping[str, Any]) -> Iterable[CheckMessage]:
     """Warn about files with secrets that other users can read."""
     # A value that begins with / is the path of a file with the password.
     secret = os.environ.get("FAKTORY_PASSWORD") or values["PASSWORD"]
@@ -191,7 +194,7 @@ def _others_may_read(path: Any) -> bool:
         return False
 
 
-def _commands(values: Mapping[str, Any]) -> Iterable[CheckMessage]:
+def _check_flush(values: Mapping[str, Any]) -> Iterable[CheckMessage]:
     if values["ALLOW_FLUSH"]:
         yield Warning(
             "FAKTORY['ALLOW_FLUSH']: any client can delete all jobs with one command",

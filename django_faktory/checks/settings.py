@@ -20,7 +20,7 @@ from django.db.backends.base.base import BaseDatabaseWrapper
 from django.utils.module_loading import import_string
 
 from .. import conf
-from ..backend import FaktoryBackend, is_checked_by_django
+from ..backend import is_checked_by_django
 from ..brokers import Broker, tls
 from ..core import locket
 from ..core.payloads import FUNCTION, queue_name
@@ -29,6 +29,7 @@ from ..moved import new_place
 from ..store.dialects import cursor_hooks
 from ..tasks.compat import task_backends
 from ..tasks.middleware import Middleware, instantiate
+from .tasks import is_faktory_entry
 
 OLDEST = {"postgresql": (15,), "mariadb": (10, 6), "mysql": (8, 0, 11)}
 """Oldest supported version of each database; each supports what a claim needs, such as SKIP LOCKED, and is
@@ -51,7 +52,7 @@ def check_settings(**_: Any) -> list[CheckMessage]:
     except ImproperlyConfigured as error:
         return [Error(str(error), id="django_faktory.E007")]
     values = {**conf.DEFAULTS, **configured}
-    messages: list[CheckMessage] = [*_unknown_keys(configured), *_wrong_values(configured)]
+    messages: list[CheckMessage] = [*_check_keys(configured), *_check_values(configured)]
     if not settings.USE_TZ:
         messages.append(
             Error(
@@ -61,14 +62,19 @@ def check_settings(**_: Any) -> list[CheckMessage]:
             )
         )
     # The remaining checks rely on the types of `values`, so they run only if every value is valid.
-    return messages or [*_invalid_combinations(values), *_locket(values), *_files(values), *_environment()]
+    return messages or [
+        *_check_combinations(values),
+        *_check_locket(values),
+        *_check_files(values),
+        *_check_environment(),
+    ]
 
 
 @register
 def check_tasks_setting(**_: Any) -> list[CheckMessage]:
     """Check that TASKS has an entry for FaktoryBackend, and check these entries."""
     backends = [
-        task_backends[alias] for alias, params in getattr(settings, "TASKS", {}).items() if _is_faktory_entry(params)
+        task_backends[alias] for alias, params in getattr(settings, "TASKS", {}).items() if is_faktory_entry(params)
     ]
     if backends:
         return [] if is_checked_by_django() else [message for backend in backends for message in backend.check()]
@@ -90,9 +96,9 @@ def check_database_options(**_: Any) -> list[CheckMessage]:
     options = connection.settings_dict.get("OPTIONS", {})
     place = f"DATABASES[{connection.alias!r}]"
     if connection.vendor == "sqlite":
-        return _sqlite_options(place, connection, options)
+        return _check_sqlite_options(place, connection, options)
     if connection.vendor == "mysql":
-        return _mysql_options(place, options)
+        return _check_mysql_options(place, options)
     return []
 
 
@@ -103,10 +109,10 @@ def check_connections(**_: Any) -> list[CheckMessage]:
         outboxes = [alias for alias in conf.outbox() if alias in connections]
     except (ImproperlyConfigured, TypeError):  # reported by other checks
         outboxes = []
-    jobs = _job_database()
-    aliases = dict.fromkeys([*([jobs.alias] if jobs else []), *outboxes])
-    messages = [message for alias in aliases for message in _autocommit(connections[alias])]
-    return [*messages, *_isolation_option(jobs), *_cursor(jobs)] if jobs else messages
+    connection = _job_database()
+    aliases = dict.fromkeys([*([connection.alias] if connection else []), *outboxes])
+    messages = [message for alias in aliases for message in _check_autocommit(connections[alias])]
+    return [*messages, *_check_isolation_option(connection), *_check_cursor(connection)] if connection else messages
 
 
 @register(Tags.database)
@@ -118,7 +124,7 @@ def check_isolation(databases: Sequence[str] | None = None, **_: Any) -> list[Ch
     """
     connection = _job_database()
     # A forbidden level in OPTIONS is reported by check_connections, so it is not reported twice.
-    if connection is None or connection.alias not in (databases or ()) or _isolation_option(connection):
+    if connection is None or connection.alias not in (databases or ()) or _check_isolation_option(connection):
         return []
     if connection.vendor not in _FORBIDDEN_LEVELS:
         return []
@@ -161,15 +167,7 @@ def check_database_version(databases: Sequence[str] | None = None, **_: Any) -> 
     ]
 
 
-def _is_faktory_entry(params: Mapping[str, Any]) -> bool:
-    try:
-        backend = import_string(params["BACKEND"])
-    except (ImportError, KeyError, TypeError):  # reported by Django itself
-        return False
-    return isinstance(backend, type) and issubclass(backend, FaktoryBackend)
-
-
-def _unknown_keys(configured: Mapping[str, Any]) -> Iterable[CheckMessage]:
+def _check_keys(configured: Mapping[str, Any]) -> Iterable[CheckMessage]:
     for key in configured:
         if key not in conf.DEFAULTS:
             suggestions = get_close_matches(str(key).upper(), conf.DEFAULTS, n=1)
@@ -179,7 +177,7 @@ def _unknown_keys(configured: Mapping[str, Any]) -> Iterable[CheckMessage]:
             yield Error(f"FAKTORY: unknown key {key!r}", hint=hint, id="django_faktory.E001")
 
 
-def _wrong_values(configured: Mapping[str, Any]) -> Iterable[CheckMessage]:
+def _check_values(configured: Mapping[str, Any]) -> Iterable[CheckMessage]:
     for key, value in configured.items():
         if key in conf.SETTINGS and not is_valid(key, value):
             setting = conf.SETTINGS[key]
@@ -205,7 +203,7 @@ def _moved_hints(value: Any) -> Iterable[str]:
             yield f"{moved_to}."
 
 
-def _invalid_combinations(values: Mapping[str, Any]) -> Iterable[CheckMessage]:
+def _check_combinations(values: Mapping[str, Any]) -> Iterable[CheckMessage]:
     """Check combinations of values that are valid one by one."""
     if values["BROKER"] == "orm" and values["DATABASE"] not in connections:
         known = ", ".join(map(repr, connections))
@@ -235,13 +233,13 @@ def _invalid_combinations(values: Mapping[str, Any]) -> Iterable[CheckMessage]:
         )
 
 
-def _locket(values: Mapping[str, Any]) -> Iterable[CheckMessage]:
+def _check_locket(values: Mapping[str, Any]) -> Iterable[CheckMessage]:
     """Check LOCKET: its E1 to E6 become django_faktory.E031 to E036, and W1 to W3 become W031 to W033."""
     problems = locket.problems(values["LOCKET"], beat_s=values["BEAT_INTERVAL"])
     for problem in problems:
         message_class = Warning if problem.is_warning else Error
-        number = f"{problem.code[0]}03{problem.code[1]}"
-        yield message_class(f"FAKTORY: {problem.message}", hint=problem.remedy, id=f"django_faktory.{number}")
+        check_id = f"{problem.code[0]}03{problem.code[1]}"
+        yield message_class(f"FAKTORY: {problem.message}", hint=problem.remedy, id=f"django_faktory.{check_id}")
     # Only if LOCKET is valid so far: otherwise it may not be a dict.
     path = values["LOCKET"].get("JOB_LOCK_KEY") if not problems else None
     if isinstance(path, str):
@@ -257,7 +255,7 @@ def _locket(values: Mapping[str, Any]) -> Iterable[CheckMessage]:
             )
 
 
-def _files(values: Mapping[str, Any]) -> Iterable[CheckMessage]:
+def _check_files(values: Mapping[str, Any]) -> Iterable[CheckMessage]:
     """Check that the certificate and its key can be loaded."""
     if values["TLS_KEY"] and not values["TLS_CERT"]:
         hint = conf.SETTINGS["TLS_CERT"].doc
@@ -270,7 +268,7 @@ def _files(values: Mapping[str, Any]) -> Iterable[CheckMessage]:
             yield Error(str(error), hint=conf.SETTINGS["TLS_CERT"].doc, id="django_faktory.E012")
 
 
-def _environment() -> Iterable[CheckMessage]:
+def _check_environment() -> Iterable[CheckMessage]:
     """Check FAKTORY_PASSWORD and FAKTORY_PROVIDER."""
     try:
         conf.password()
@@ -295,7 +293,9 @@ def _job_database() -> BaseDatabaseWrapper | None:
     return connections[alias] if broker == "orm" and isinstance(alias, str) and alias in connections else None
 
 
-def _sqlite_options(place: str, connection: BaseDatabaseWrapper, options: Mapping[str, Any]) -> list[CheckMessage]:
+def _check_sqlite_options(
+    place: str, connection: BaseDatabaseWrapper, options: Mapping[str, Any]
+) -> list[CheckMessage]:
     missing = []
     if str(options.get("transaction_mode")).upper() not in ("IMMEDIATE", "EXCLUSIVE"):
         missing.append("transaction_mode: two transactions that read before they write collide, and one fails")
@@ -317,7 +317,7 @@ def _sqlite_options(place: str, connection: BaseDatabaseWrapper, options: Mappin
     ]
 
 
-def _mysql_options(place: str, options: Mapping[str, Any]) -> list[CheckMessage]:
+def _check_mysql_options(place: str, options: Mapping[str, Any]) -> list[CheckMessage]:
     # Django's own default, also if OPTIONS has no entry; None means the server's default, REPEATABLE READ.
     level = options.get("isolation_level", "read committed")
     if str(level).lower() in ("read committed", *_FORBIDDEN_LEVELS["mysql"]):
@@ -332,7 +332,7 @@ def _mysql_options(place: str, options: Mapping[str, Any]) -> list[CheckMessage]
     ]
 
 
-def _autocommit(connection: BaseDatabaseWrapper) -> Iterable[CheckMessage]:
+def _check_autocommit(connection: BaseDatabaseWrapper) -> Iterable[CheckMessage]:
     if not connection.settings_dict["AUTOCOMMIT"]:
         yield Error(
             f"DATABASES[{connection.alias!r}]: AUTOCOMMIT: expected True, got False: jobs are stored in "
@@ -342,7 +342,7 @@ def _autocommit(connection: BaseDatabaseWrapper) -> Iterable[CheckMessage]:
         )
 
 
-def _cursor(connection: BaseDatabaseWrapper) -> Iterable[CheckMessage]:
+def _check_cursor(connection: BaseDatabaseWrapper) -> Iterable[CheckMessage]:
     methods = cursor_hooks.own_methods(connection) if connection.vendor == "postgresql" else []
     # Not a warning: such a backend may be intended, and its jobs are stored correctly.
     if methods:
@@ -369,7 +369,7 @@ def _isolation_query(connection: BaseDatabaseWrapper) -> str:
     return f"SELECT @@SESSION.{name}"
 
 
-def _isolation_option(connection: BaseDatabaseWrapper) -> list[CheckMessage]:
+def _check_isolation_option(connection: BaseDatabaseWrapper) -> list[CheckMessage]:
     """Check OPTIONS: a number of Django's IsolationLevel on PostgreSQL, a name on MariaDB."""
     level = connection.settings_dict.get("OPTIONS", {}).get("isolation_level")
     # Only a level that is set here: the session's own level is read from the server, by check_isolation.
@@ -423,7 +423,8 @@ def _are_middleware(value: Any) -> bool:
 
 def _are_functions(value: Any) -> bool:
     return isinstance(value, dict) and all(
-        isinstance(fn, str) and re.fullmatch(FUNCTION, fn) and isinstance(name, str) for fn, name in value.items()
+        isinstance(function, str) and re.fullmatch(FUNCTION, function) and isinstance(task_name, str)
+        for function, task_name in value.items()
     )
 
 

@@ -68,7 +68,7 @@ def check_backends(**_: Any) -> list[CheckMessage]:
 @register
 def check_tasks_modules(**_: Any) -> list[CheckMessage]:
     """Check that the `tasks` module of each app can be imported: otherwise no worker starts."""
-    if not any(_is_faktory_entry(params) for _, params in _entries()):
+    if not any(is_faktory_entry(params) for _, params in _entries()):
         return []
     hint = "A worker imports the tasks modules of all installed apps, and does not start without them."
     return [Error(str(module), hint=hint, id="django_faktory.E015") for module in broken_modules()]
@@ -91,7 +91,7 @@ def check_backends_for_production(**_: Any) -> list[CheckMessage]:
 
 def remedy_for(module: BrokenModule) -> str:
     """Return a remedy for a module that prevents a worker from starting."""
-    if not any(_is_faktory_entry(params) for _, params in _entries()):
+    if not any(is_faktory_entry(params) for _, params in _entries()):
         return f'no entry of TASKS uses FaktoryBackend: TASKS = {{"default": {{"BACKEND": "{OURS}", "QUEUES": []}}}}'
     return f"correct it, or remove {module.name.removesuffix('.tasks')} from INSTALLED_APPS"
 
@@ -133,7 +133,8 @@ def _problem_with_backend(path: object) -> str:
     return ""
 
 
-def _is_faktory_entry(params: Any) -> bool:
+def is_faktory_entry(params: Any) -> bool:
+    """Return whether an entry of TASKS uses FaktoryBackend or a subclass."""
     try:
         backend = import_string(params["BACKEND"])
     except (ImportError, KeyError, TypeError):

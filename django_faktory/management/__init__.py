@@ -1,1 +1,1 @@
-"""Management commands and the processes that they start: the composition root."""
+"""Management commands: `runfaktory`, and `faktory` with the subcommands in `cli`."""

@@ -1,4 +1,4 @@
-"""Change the arguments, queue, priority or time of a job that is not running. Used by the admin and the API.
+"""Change the arguments, queue, priority or time of a job that is not running. Admin, API and command line use it.
 
 Only changed members are rewritten; the remaining text stays exactly as its client sent it.
 """

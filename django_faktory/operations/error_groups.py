@@ -1,7 +1,7 @@
 """Group failed jobs by cause: error class, task, and the place in the code that raised the error.
 
-The place is the innermost frame of the project's own code, without its line. Without a traceback it is the message
-without numbers and ids. Reads the newest `JOBS_READ` dead and retrying jobs; the result contains how many were read.
+The place is the innermost frame of the project's own code, without its line number. Without a traceback it is the
+message, without numbers and ids.
 """
 
 from __future__ import annotations
@@ -22,6 +22,7 @@ from ..core.payloads import is_storable
 from ..models import Job, JobQuerySet
 
 JOBS_READ = 3000
+"""Maximum number of dead jobs, and of retrying jobs, that are read; the newest ones."""
 BEGINNING, END = 1200, 2000
 """Characters read of a failure's text: the message is near its beginning, the innermost frames are at its end."""
 MAX_HEAD_LENGTH = 120
@@ -32,7 +33,7 @@ PATH_PARTS = 2
 _message_pattern = re.compile(r'"message":"((?:[^"\\]|\\u[0-9a-fA-F]{4}|\\[^u])*)')
 _python_frame = re.compile(r'File \\"([^"\\]+)\\", line \d+, in ([^\s"\\]+)')
 _release = re.compile(r'"release":"((?:[^"\\]|\\u[0-9a-fA-F]{4}|\\[^u])*)"\}\]$')
-_first_line = re.compile(r'"backtrace":\["((?:[^"\\]|\\.)*)')
+_first_backtrace_line = re.compile(r'"backtrace":\["((?:[^"\\]|\\.)*)')
 _line_number = re.compile(r":\d+")
 # Quoted texts, e-mail addresses, UUIDs, and words with a digit: they differ from job to job.
 _varying_parts = re.compile(
@@ -41,7 +42,7 @@ _varying_parts = re.compile(
 )
 # Identifiers such as cus_NsNXKzkNRizNiN: lower and upper case mixed, after an underscore.
 _mixed_id = re.compile(r"\b[a-z]+_(?=\w*[a-z])(?=\w*[A-Z])\w{8,}\b")
-_libraries = ("site-packages", "dist-packages", "/lib/python", "<frozen")
+_library_paths = ("site-packages", "dist-packages", "/lib/python", "<frozen")
 
 
 class ErrorKind(NamedTuple):
@@ -109,22 +110,23 @@ def normalize_message(message: str) -> str:
 
 def find_place(beginning: str, end: str) -> str:
     """Return the place in the code that raised the error, "" if the failure has no traceback."""
-    # Without the message, which differs from job to job, most jobs of a group have the same text.
+    # Without the message, which differs from job to job, most jobs of a group have the same text, and one search of
+    # `_find_python_place` serves them all.
     traceback = end[max(0, end.rfind('"backtrace":')) :]
     if place := _find_python_place(traceback) or _find_python_place(end):
         return place
     # Other languages begin a backtrace with the innermost frame.
-    match = _first_line.search(beginning) or _first_line.search(end)
+    match = _first_backtrace_line.search(beginning) or _first_backtrace_line.search(end)
     return _line_number.sub("", _unescape(match[1]))[:MAX_HEAD_LENGTH] if match else ""
 
 
-# The jobs of a group usually end with the same frames: a page of 10,000 failed jobs searches a few texts only.
+# Cached: the jobs of a group usually end with the same frames, so 10,000 failed jobs need a few searches only.
 @lru_cache(maxsize=256)
 def _find_python_place(end: str) -> str:
     frames = _python_frame.findall(end)
     if not frames:
         return ""
-    own = [frame for frame in frames if not any(library in frame[0] for library in _libraries)]
+    own = [frame for frame in frames if not any(library in frame[0] for library in _library_paths)]
     path, function = (own or frames)[-1]
     return replace_unsendable(f"{function} ({'/'.join(path.split('/')[-PATH_PARTS:])})")[:MAX_HEAD_LENGTH]
 
@@ -138,13 +140,13 @@ def read_releases(pks: Sequence[int], *, using: str) -> list[str]:
 
 
 def read_kind(job: Job) -> ErrorKind:
-    """Return the group of a failed job; one query."""
+    """Return the kind of a failed job, with one query."""
     rows = _with_ends(Job.objects.using(job._state.db).filter(pk=job.pk)).values_list(*_ENDS)  # noqa: SLF001
     beginning, end = rows.first() or ("", "")  # it may be deleted meanwhile
-    return _kind(job.errtype, job.jobtype, beginning, end)
+    return _make_kind(job.errtype, job.jobtype, beginning, end)
 
 
-def _kind(errtype: str, jobtype: str, beginning: str, end: str) -> ErrorKind:
+def _make_kind(errtype: str, jobtype: str, beginning: str, end: str) -> ErrorKind:
     return ErrorKind(errtype, jobtype, find_place(beginning, end) or normalize_message(extract_message(beginning)))
 
 
@@ -157,7 +159,7 @@ def group_failed(*, using: str, limit: int = JOBS_READ) -> ErrorGroups:
         jobs = _with_ends(Job.objects.using(using).in_state(state)).order_by("-pk")
         rows: list[Any] = list(jobs.values_list(*fields)[: limit + 1])
         for errtype, jobtype, finished_at, queue, beginning, end in rows[:limit]:
-            kind = _kind(errtype, jobtype, beginning, end)
+            kind = _make_kind(errtype, jobtype, beginning, end)
             group = groups.get(kind)
             if group is None:
                 group = groups[kind] = ErrorGroup(kind, normalize_message(extract_message(beginning)))
@@ -190,7 +192,7 @@ def filter_kind(kind: ErrorKind, *, using: str, state: State = State.DEAD) -> Jo
 def ids_of_kind(jobs: JobQuerySet, kind: ErrorKind) -> Iterable[int]:
     """Return the ids of the jobs that failed at the place of this kind, in the order of `jobs`."""
     rows = _with_ends(jobs).values_list("pk", *_ENDS)
-    return [pk for pk, beginning, end in rows if _kind(kind.errtype, kind.jobtype, beginning, end) == kind]
+    return [pk for pk, beginning, end in rows if _make_kind(kind.errtype, kind.jobtype, beginning, end) == kind]
 
 
 _ENDS = ("failure_beginning", "failure_end")

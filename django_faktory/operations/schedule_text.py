@@ -57,10 +57,10 @@ _SECONDS = _Unit(
 def describe(schedule: Schedule) -> str:
     """Return text such as "At 02:30, on Monday to Friday, in January"."""
     fields = schedule.fields
-    return capfirst(", ".join([*_times(fields), *_dates(fields)]))
+    return capfirst(", ".join([*_describe_times(fields), *_describe_dates(fields)]))
 
 
-def _times(fields: CronFields) -> list[str]:
+def _describe_times(fields: CronFields) -> list[str]:
     seconds, minutes, hours = sorted(fields.seconds), sorted(fields.minutes), sorted(fields.hours)
     if len(seconds) * len(minutes) * len(hours) <= MAX_TIMES:
         times = [
@@ -85,7 +85,7 @@ def _describe_unit(values: Sequence[int], unit: _Unit) -> str:
     return str(unit.listed % {"count": len(values), "values": _list(values)}) if _is_listed(values, unit) else ""
 
 
-def _dates(fields: CronFields) -> Iterator[str]:
+def _describe_dates(fields: CronFields) -> Iterator[str]:
     has_days, has_weekdays = not fields.days >= set(_DAYS), not fields.weekdays >= set(_WEEKDAYS)
     if not (has_days and has_weekdays) and not fields.needs_both:
         # One of the two matches each day, and one is enough.
@@ -129,7 +129,8 @@ def _describe_weekdays(fields: CronFields) -> str:
     # In the order of Django's names, in which Monday is 0.
     days = sorted((day - 1) % 7 for day in fields.weekdays)
     parts = [_list(days, lambda day: str(WEEKDAYS[day]))] if days else []
-    for day, nth in sorted(fields.nth_weekdays, key=lambda found: (found[1] or len(_NTH_WEEKDAYS), found[0])):
+    # The last weekday of the month (0) comes after the fifth.
+    for day, nth in sorted(fields.nth_weekdays, key=lambda pair: (pair[1] or len(_NTH_WEEKDAYS), pair[0])):
         parts.append(str(_NTH_WEEKDAYS[nth]) % {"weekday": WEEKDAYS[(day - 1) % 7]})
     return _join(parts)
 

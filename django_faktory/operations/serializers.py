@@ -244,7 +244,8 @@ def alarm_of(alarm: Alarm) -> dict[str, Any]:
 
 
 def time_of(moment: datetime | None) -> str | None:
-    """Return RFC 3339 in UTC; without USE_TZ Django's times are naive and local."""
+    """Serialize a time as RFC 3339 in UTC."""
     if moment is None:
         return None
+    # Without USE_TZ, Django's times are naive and local.
     return rfc3339(timezone.make_aware(moment) if timezone.is_naive(moment) else moment)

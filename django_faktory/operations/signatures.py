@@ -5,13 +5,11 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from functools import cache
 from inspect import Parameter, signature
-from typing import Any, NamedTuple, TypeVar
+from typing import Any, NamedTuple
 
 from ..core.logs import get_logger
 from ..errors import UnknownJobType
 from ..tasks.base import FaktoryTask, import_tasks, lookup, registered
-
-V = TypeVar("V")
 
 logger = get_logger(__name__)
 
@@ -57,7 +55,7 @@ def parameters_of(task: FaktoryTask[..., Any]) -> list[Parameter]:
     return parameters[1:] if task.takes_context else parameters
 
 
-def bind(task: FaktoryTask[..., Any], args: Sequence[V], kwargs: Mapping[str, V]) -> list[BoundArgument] | None:
+def bind(task: FaktoryTask[..., Any], args: Sequence[Any], kwargs: Mapping[str, Any]) -> list[BoundArgument] | None:
     """Return the arguments by parameter, in the order of the signature; None if the task cannot be called with them."""
     parameters = parameters_of(task)
     try:

@@ -1,4 +1,4 @@
-"""Read the figures that Prometheus and statsd export (`read`): two queries, shared by the callers of a process."""
+"""Read the figures that Prometheus and statsd export (`read`). Callers in one process share the queries."""
 
 from __future__ import annotations
 
@@ -9,8 +9,8 @@ from functools import partial
 from .. import conf
 from ..core.histograms import OTHER, Series
 from ..store.shared_reads import shared
-from ..store.statistics import counts as statistics
 from ..store.statistics import histograms
+from ..store.statistics.counts import AllCounts, shared_counts
 from . import alarms
 
 MAX_EXPORTED = 200
@@ -45,17 +45,17 @@ class ExportedStatistics:
 
 def read(*, using: str, limit: int = MAX_EXPORTED) -> ExportedStatistics:
     """Return the figures. They may be one second old, or ten times the duration of the query if that is more."""
-    counts = statistics.shared_counts(using=using, worker_timeout_s=conf.get("WORKER_TIMEOUT"))
+    counts = shared_counts(using=using, worker_timeout_s=conf.get("WORKER_TIMEOUT"))
     series = shared(
         (histograms.read_totals, limit), partial(histograms.read_totals, using=using, limit=limit), using=using
     )
-    numbers = dict.fromkeys(sorted(alarms.CRITICAL | alarms.WARNINGS), 0.0)
+    alarm_counts = dict.fromkeys(sorted(alarms.CRITICAL | alarms.WARNINGS), 0.0)
     for alarm in alarms.read(using=using):
-        numbers[alarm.kind] += 1
-    return replace(_select(counts, series, limit), alarms=numbers)
+        alarm_counts[alarm.kind] += 1
+    return replace(_select(counts, series, limit), alarms=alarm_counts)
 
 
-def _select(counts: statistics.AllCounts, series: dict[tuple[str, str], Series], limit: int) -> ExportedStatistics:
+def _select(counts: AllCounts, series: dict[tuple[str, str], Series], limit: int) -> ExportedStatistics:
     sizes, latencies = counts.queues, counts.latencies
     if len(sizes) <= limit:
         names = list(sizes)

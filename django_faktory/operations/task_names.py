@@ -16,7 +16,7 @@ SUGGESTED = 5
 
 
 def known_tasks(*, using: str) -> set[str]:
-    """Return the tasks of this project, and the 1,000 tasks that were started most often in any language."""
+    """Return the tasks of this project, and those in any language with the most starts."""
     started = {jobtype for _, jobtype in histograms.read_totals(using=using)}
     return started | {task.jobtype for task in registered()}
 

@@ -53,11 +53,11 @@ class Period(NamedTuple):
             last = minute.replace(minute=0)
         else:
             last = minute - timedelta(minutes=minute.minute % (self.interval // timedelta(minutes=1)))
-        places = range(self.length // self.interval - 1, -1, -1)
+        intervals_ago = range(self.length // self.interval - 1, -1, -1)
         if self.interval >= timedelta(days=1) or timezone.is_naive(now):
-            return [last - self.interval * place for place in places]
+            return [last - self.interval * count for count in intervals_ago]
         # In UTC: an hour of local time may be missing or come twice.
-        return [timezone.localtime(last.astimezone(UTC) - self.interval * place) for place in places]
+        return [timezone.localtime(last.astimezone(UTC) - self.interval * count) for count in intervals_ago]
 
 
 PERIODS = {
@@ -95,10 +95,10 @@ def read_table(by: str, period: Period, *, using: str) -> list[Timing]:
     since = timezone.now() - period.length
     # By both columns: the tables of tasks and queues need one read of the month, not two.
     read = partial(histograms.read_pairs, using=using, since=since)
-    rows: dict[str, Series] = {}
+    series_by_name: dict[str, Series] = {}
     for (queue, jobtype), series in shared((read_table, period.name), read, using=using).items():
-        rows.setdefault(queue if by == QUEUE else jobtype, Series()).add(series)
-    return _list_largest(rows, period)
+        series_by_name.setdefault(queue if by == QUEUE else jobtype, Series()).add(series)
+    return _list_largest(series_by_name, period)
 
 
 def read_history(name: str, by: str, period: Period, *, using: str) -> dict[datetime, Series]:
@@ -119,13 +119,13 @@ def build_total(name: str, history: Mapping[datetime, Series], period: Period) -
 
 def read_tasks_of_queue(queue: str, period: Period, *, using: str) -> list[Timing]:
     """Return the timings of each task with jobs in this queue, those with the most starts first."""
-    rows = histograms.read_tasks(queue, using=using, since=timezone.now() - period.length)
-    return _list_largest(rows, period)
+    series_by_task = histograms.read_tasks(queue, using=using, since=timezone.now() - period.length)
+    return _list_largest(series_by_task, period)
 
 
-def _list_largest(rows: dict[str, Series], period: Period) -> list[Timing]:
-    largest = sorted(rows, key=lambda name: (-rows[name].started, name))[:MAX_ROWS]
-    return [build_timing(name, rows[name], period) for name in largest]
+def _list_largest(series_by_name: dict[str, Series], period: Period) -> list[Timing]:
+    largest = sorted(series_by_name, key=lambda name: (-series_by_name[name].started, name))[:MAX_ROWS]
+    return [build_timing(name, series_by_name[name], period) for name in largest]
 
 
 def build_timing(name: str, series: Series, period: Period) -> Timing:

@@ -138,8 +138,8 @@ def _post(url: str, document: dict[str, object]) -> None:
     request = urllib.request.Request(  # noqa: S310  (the setting allows http and https only)
         url, json.dumps(document).encode(), {"Content-Type": "application/json"}, method="POST"
     )
-    with urllib.request.urlopen(request, timeout=WEBHOOK_TIMEOUT_S) as answer:  # noqa: S310
-        answer.read()
+    with urllib.request.urlopen(request, timeout=WEBHOOK_TIMEOUT_S) as response:  # noqa: S310
+        response.read()
 
 
 def make_alarm_notifier(alias: str) -> AlarmNotifier | None:

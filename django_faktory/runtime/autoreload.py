@@ -38,7 +38,7 @@ def _run_child(load: Callable[[], None]) -> None:
         start_new_session=True,  # Ctrl-C reaches only the reloader, which sends one TERM
     )
     reloading = threading.Event()
-    # Django's reloader exits this process with code 3 after a change, which runs this function.
+    # After a change, Django's reloader exits this process with code 3, which runs `_stop`.
     atexit.register(_stop, child, reloading)
     code = child.wait()
     if not reloading.is_set():

@@ -39,8 +39,7 @@ def await_migrations(alias: str, *, wait_s: float, write_line: Callable[[str], o
             while missing and time.monotonic() < deadline:
                 time.sleep(CHECK_EVERY_S)
                 missing = _find_missing(alias)
-    if any(app == APP_LABEL for app, _ in missing):
-        count = sum(app == APP_LABEL for app, _ in missing)
+    if count := sum(app == APP_LABEL for app, _ in missing):
         raise CommandError(f"the database {alias!r} lacks {count} migrations of django_faktory; run manage.py migrate")
     if missing and wait_s > 0:
         write_line(f"{_describe_missing(missing, alias)}; starting without them, since none is of django_faktory")

@@ -1,6 +1,6 @@
 """Combine the options of one `runfaktory` with the settings, and validate them (`make_run_config`).
 
-Starts nothing. Source: interface "Commands"; `docs/reference/commands.md`.
+Starts nothing. The options are documented in `docs/reference/commands.md`.
 """
 
 from __future__ import annotations

@@ -45,17 +45,15 @@ def check_ready(*, using: str) -> dict[str, str]:
 
 
 def check_alarms(*, using: str) -> dict[str, str]:
-    """Check that there is no critical alarm; return the alarms as results by kind."""
+    """Check that there is no critical alarm; return the first critical alarm of each kind as a result by kind."""
     problems: dict[str, str] = {}
-
-    def check() -> str:
+    try:
         for alarm in alarms.read(using=using):
             if alarm.is_critical:
                 problems.setdefault(alarm.kind, alarm.text)
-        return ""
-
-    failed = _run_check(check)
-    return {"alarms": failed} if failed or not problems else problems
+    except (Error, FaktoryError) as error:
+        return {"alarms": _describe_outage(error)}
+    return problems or {"alarms": ""}
 
 
 def check_working(*, using: str) -> str:
@@ -68,7 +66,11 @@ def _run_check(check: Callable[[], str]) -> str:
     try:
         return check()
     except (Error, FaktoryError) as error:
-        return f"database unavailable: {first_line(error)}"
+        return _describe_outage(error)
+
+
+def _describe_outage(error: Exception) -> str:
+    return f"database unavailable: {first_line(error)}"
 
 
 def _check_database(using: str) -> str:

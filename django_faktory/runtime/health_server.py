@@ -54,14 +54,17 @@ class Checks(NamedTuple):
     ready: dict[str, Check]
 
 
-def check_processes(alarm: int) -> Checks:
+def check_processes(unresponsive_pipe: int) -> Checks:
     """Check that every process of this node responds to its supervisor.
 
-    The supervisor makes the pipe `alarm` readable while one does not. -1 means that the supervisor does not watch.
+    The supervisor makes the pipe readable while one does not. -1 means that the supervisor does not watch.
     """
     problem = "a process of this node does not respond: it will be killed and replaced; read the log"
-    check = {"processes": lambda: problem if alarm >= 0 and select.select([alarm], [], [], 0)[0] else ""}
-    return Checks(check, check)
+
+    def check() -> str:
+        return problem if unresponsive_pipe >= 0 and select.select([unresponsive_pipe], [], [], 0)[0] else ""
+
+    return Checks({"processes": check}, {"processes": check})
 
 
 def check_server(server: Server) -> Checks:

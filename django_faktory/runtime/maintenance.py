@@ -95,7 +95,7 @@ class Step(NamedTuple):
     every_s: float
     work: Callable[[], object]
 
-    def has_more(self) -> bool:
+    def run(self) -> bool:
         """Run the work; return whether more is left. Any result other than True means that none is."""
         return self.work() is True
 
@@ -118,12 +118,12 @@ class Maintenance:
         self._on_lost = on_lost or (lambda _: None)
         self._on_work = on_work or (lambda _: None)
         self._stopping = threading.Event()
-        self._alarm = threading.Event()  # ends the sleep
+        self._alarm = threading.Event()  # ends the sleep; not an alarm of `operations.alarms`
         self._wake_at = math.inf
-        self._next_due_at: float | None = None  # as of the latest query
+        self._next_job_due_at: float | None = None  # by the monotonic clock, as of the latest query
         self._check_all_at = 0.0
         self._steps_with_work: set[str] = set()  # names, as of the latest query
-        self._due_at: dict[str, float] = {}  # next run of the steps with an interval
+        self._step_due_at: dict[str, float] = {}  # next run of the steps with an interval
         self._listens_since = math.inf  # without interruption; inf while the database is unreachable
         self._backfill_position: backfill.Position | None = None
         self._sweep_position: locks.Place | None = None
@@ -196,15 +196,15 @@ class Maintenance:
         self._listens_since = math.inf if due_in_s is None else min(self._listens_since, time.monotonic())
         sleep_s = LONGEST_SLEEP_S if due_in_s is None else due_in_s
         for step in self._steps:
-            # A step without a time in _due_at has not run yet: each runs in the first round.
-            is_due = step.name in self._steps_with_work or time.monotonic() >= self._due_at.get(step.name, 0.0)
+            # A step without a time in `_step_due_at` has not run yet: each runs in the first round.
+            is_due = step.name in self._steps_with_work or time.monotonic() >= self._step_due_at.get(step.name, 0.0)
             if is_due and not self._stopping.is_set():
                 # A step with more work runs again in the next round, so that a backlog does not delay due jobs.
-                has_more = self._run_guarded(step.name, step.has_more)
+                has_more = self._run_guarded(step.name, step.run)
                 pause_s = 0 if has_more else step.every_s
                 if has_more is None:  # it failed
                     pause_s = min(pause_s, AFTER_FAILURE_S)
-                self._due_at[step.name] = time.monotonic() + pause_s
+                self._step_due_at[step.name] = time.monotonic() + pause_s
                 sleep_s = 0 if has_more else sleep_s
         self._round_at = time.monotonic()
         self._wake_at = self._round_at + sleep_s
@@ -237,7 +237,7 @@ class Maintenance:
         while self._enqueue_due() <= 0:
             pass
         for step in self._steps:
-            while step.has_more():
+            while step.run():
                 pass
 
     def _run_guarded(self, name: str, work: Callable[[], R]) -> R | None:
@@ -259,10 +259,10 @@ class Maintenance:
             return sleep_s if wait_s is None else min(wait_s, sleep_s)
         queues = due.enqueue_due(using=self.alias)
         if queues:
-            self._next_due_at = None
+            self._next_job_due_at = None
             self._notify_workers(queues)
             return 0
-        self._next_due_at = time.monotonic()
+        self._next_job_due_at = time.monotonic()
         return RECHECK_DUE_S
 
     def _query_pending_work(self) -> tuple[float | None, float]:
@@ -296,9 +296,9 @@ class Maintenance:
         The notification of that node may not reach this one.
         """
         now = time.monotonic()
-        if self._next_due_at is not None and self._next_due_at <= now:
+        if self._next_job_due_at is not None and self._next_job_due_at <= now:
             self._on_work(None)
-        self._next_due_at = None if wait_s is None else now + wait_s
+        self._next_job_due_at = None if wait_s is None else now + wait_s
 
     def _run_due_cron_entries(self) -> None:
         """Enqueue the jobs of due cron entries. The next query finds entries that were left over."""
@@ -409,13 +409,13 @@ class Maintenance:
 
     def _fold_minutes(self) -> bool:
         """Combine the rows of minutes into hours, one hour at a time, up to the latest hour that is old enough."""
-        limit = timezone.now() - timedelta(seconds=histograms.MINUTES_KEPT_S)
-        limit = limit.replace(minute=0, second=0, microsecond=0)
-        # Minutes before the last day stay as they are: pages add up minutes and hours.
-        start = self._folded_until or limit - timedelta(days=1)
-        hour = histograms.find_hour(using=self.alias, start=start, end=limit)
+        end = timezone.now() - timedelta(seconds=histograms.MINUTES_KEPT_S)
+        end = end.replace(minute=0, second=0, microsecond=0)
+        # Minutes more than a day before `end` stay as they are: pages add up minutes and hours.
+        start = self._folded_until or end - timedelta(days=1)
+        hour = histograms.find_hour(using=self.alias, start=start, end=end)
         if hour is None:
-            self._folded_until = limit
+            self._folded_until = end
             return False
         folded = histograms.fold_hour(hour, using=self.alias)
         if folded is None:

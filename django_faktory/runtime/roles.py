@@ -50,15 +50,15 @@ ExtraRoles = Callable[[RunConfig], list[Role]]
 """Returns the roles of optional parts. The command passes it, so that this module imports none of them."""
 
 
-def supervise(run_config: RunConfig, extra: ExtraRoles, *, parent: int | None = None) -> int:
+def supervise(run_config: RunConfig, extra_roles: ExtraRoles, *, parent: int | None = None) -> int:
     """Run the configured processes and those of optional parts until they end; return the exit code."""
     local_pipes = None
     if run_config.alias and not notifier.has_notifications(run_config.alias):
         # Some databases, such as MariaDB, send no notifications: the processes notify each other over pipes.
         local_pipes = notifier.LocalPipes(run_config.processes + run_config.servers)
-        notifier.add_local_receiver(local_pipes.ring)
+        notifier.add_local_receiver(local_pipes.wake)
     return Supervisor(
-        _roles(run_config, local_pipes, extra),
+        _roles(run_config, local_pipes, extra_roles),
         unregister=lambda wids: broker_of(run_config).bye(wids),
         grace_s=conf.get("SHUTDOWN_TIMEOUT") + EXIT_MARGIN_S,
         silence_s=longest_silence_s(conf.get("WORKER_TIMEOUT"), conf.get("BEAT_INTERVAL")),
@@ -75,7 +75,7 @@ def longest_silence_s(worker_timeout_s: float, beat_interval_s: float) -> float:
     return max(SHORTEST_SILENCE_S, worker_timeout_s - beat_interval_s)
 
 
-def _roles(run_config: RunConfig, local_pipes: notifier.LocalPipes | None, extra: ExtraRoles) -> list[Role]:
+def _roles(run_config: RunConfig, local_pipes: notifier.LocalPipes | None, extra_roles: ExtraRoles) -> list[Role]:
     roles = []
     if run_config.serves:
         # Each server process does its own maintenance: there is no leader.
@@ -88,7 +88,7 @@ def _roles(run_config: RunConfig, local_pipes: notifier.LocalPipes | None, extra
             Role(name=f"worker {number}", main=partial(_work, run_config, number, local_pipes), ends=run_config.drain)
             for number in range(run_config.processes)
         ]
-    return [*roles, *extra(run_config)]
+    return [*roles, *extra_roles(run_config)]
 
 
 def broker_of(run_config: RunConfig) -> Broker:
@@ -105,8 +105,8 @@ def _serve(run_config: RunConfig, number: int, local_pipes: notifier.LocalPipes 
     host, port = run_config.address
     _prepare_connections(run_config.alias)
     publisher = notifier.Publisher(run_config.alias)
-    index = run_config.processes + number
-    listen = partial(_make_listener, run_config.alias, None, local_pipes, index, is_own=publisher.is_own)
+    pipe_index = run_config.processes + number  # the pipes of the workers come first
+    listen = partial(_make_listener, run_config.alias, None, local_pipes, pipe_index, is_own=publisher.is_own)
     context = tls.server_context(*run_config.tls) if run_config.tls else None
     recorder = Recorder()
     broker = brokers.serving_broker(publisher.announce, recorder)
@@ -196,7 +196,6 @@ def _work(run_config: RunConfig, number: int, local_pipes: notifier.LocalPipes |
 
 
 def _prepare_connections(alias: str | None) -> None:
-    # Threads keep their connections from job to job: with a pool smaller than their number, some would wait endlessly.
     db_watchdog.disable_pools()
     set_up_own_connections()
     if alias:
@@ -227,7 +226,7 @@ def _make_listener(
     alias: str,
     queues: Sequence[str] | None,
     local_pipes: notifier.LocalPipes | None,
-    index: int,
+    pipe_index: int,
     *,
     is_own: Callable[[int], bool] = lambda _: False,
     logs_problems: bool = True,
@@ -235,4 +234,4 @@ def _make_listener(
     """Return a listener for the database's notifications, or for the pipes between this command's processes."""
     if local_pipes is None:
         return notifier.listen(alias, queues, is_own=is_own, logs_problems=logs_problems)
-    return notifier.listen(alias, queues, otherwise=partial(local_pipes.listener, index))
+    return notifier.listen(alias, queues, otherwise=partial(local_pipes.listener, pipe_index))

@@ -79,16 +79,16 @@ def format_job_counts(series: Mapping[tuple[str, str], Series]) -> Iterator[str]
             yield f"{NAMESPACE}jobs.failed:{sums.failed}|c{tags}"
 
 
-def format_sizes(numbers: ExportedStatistics) -> Iterator[str]:
+def format_sizes(statistics: ExportedStatistics) -> Iterator[str]:
     """Yield the gauges: sizes of sets and queues, totals, workers, latencies in seconds."""
-    for state, count in sorted(numbers.sets.items()):
+    for state, count in sorted(statistics.sets.items()):
         yield f"{NAMESPACE}{state}:{count:.0f}|g"
-    for name, total in (("processed", numbers.processed), ("failures", numbers.failed)):
+    for name, total in (("processed", statistics.processed), ("failures", statistics.failed)):
         yield f"{NAMESPACE}{name}:{total}|g"
-    yield f"{NAMESPACE}workers:{sum(numbers.workers.values()):.0f}|g"
-    for queue in sorted(numbers.queues):
-        yield f"{NAMESPACE}queue.size:{numbers.queues[queue]:.0f}|g|#queue:{_replace_unsafe(queue)}"
-        yield f"{NAMESPACE}queue.latency:{numbers.latencies.get(queue, 0.0):.3f}|g|#queue:{_replace_unsafe(queue)}"
+    yield f"{NAMESPACE}workers:{sum(statistics.workers.values()):.0f}|g"
+    for queue in sorted(statistics.queues):
+        yield f"{NAMESPACE}queue.size:{statistics.queues[queue]:.0f}|g|#queue:{_replace_unsafe(queue)}"
+        yield f"{NAMESPACE}queue.latency:{statistics.latencies.get(queue, 0.0):.3f}|g|#queue:{_replace_unsafe(queue)}"
 
 
 def _replace_unsafe(name: str) -> str:

@@ -1,4 +1,4 @@
-"""Output of a command: a table for a terminal, aligned text for a pipe, or one JSON document. Knows no job.
+"""Output of a subcommand: a table for a terminal, aligned text for a pipe, or one JSON document.
 
 Text from clients never reaches a terminal unchanged: `clean` spells out control and bidirectional characters.
 """
@@ -44,7 +44,7 @@ def clean(text: object, *, longest: int | None = None) -> str:
 
 
 def _escape(char: str) -> str:
-    # As in a Python literal, without its quotes: readable in a log, and a terminal does not obey it.
+    # As in a Python literal, without its quotes: readable in a log, and a terminal does not interpret it.
     return ascii(char)[1:-1]
 
 
@@ -65,7 +65,7 @@ class Screen:
         self.is_drawn = not is_json and out.isatty() and has_rich()
 
     def json(self, document: Mapping[str, Any]) -> None:
-        """Write one document on one line, in ASCII, so that sequences a terminal would obey are escaped."""
+        """Write one document on one line, in ASCII, so that sequences that a terminal would interpret are escaped."""
         self.out.write(json.dumps(document, ensure_ascii=True))
 
     def line(self, text: str) -> None:

@@ -22,7 +22,7 @@ OK, WRONG, NOTHING, UNAVAILABLE, PARTLY, INTERRUPTED = 0, 1, 2, 3, 4, 130
 
 
 class Unsupported(FaktoryError):
-    """The broker does not support the request, or the request lacks an option."""
+    """A subcommand cannot run as requested: wrong arguments, no confirmation, or no support by the broker."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -45,8 +45,8 @@ class Invocation:
         alias: str | None = getattr(self.broker, "alias", None)
         return alias
 
-    def database(self) -> str:
-        """Return the alias of the database of the jobs. Raises Unsupported if they are on a Faktory server."""
+    def require_alias(self) -> str:
+        """Return `alias`. Raises Unsupported if it is None."""
         if self.alias is None:
             raise Unsupported(
                 f"{self.name}: needs the jobs in this project's database (FAKTORY['BROKER'] = 'orm'): the protocol has "
@@ -59,7 +59,7 @@ class Invocation:
         if not self.options["yes"] and not self.screen.confirm(question):
             raise Unsupported(f"{self.name}: aborted; add --yes to skip the question")
 
-    def query(self) -> Query:
+    def parse_query(self) -> Query:
         """Parse the query of the command line. Raises InvalidQuery."""
         # The shell has split an unquoted query into several arguments.
         query = query_of(" ".join(self.options["query"]))
@@ -91,13 +91,15 @@ def note_unknown_names(call: Invocation, query: Query) -> None:
     tasks = [pattern.text for pattern in query.tasks if not pattern.is_prefix]
     if queues:
         known_queues = known_queue_names(call)
-        for name in [name for name in queues if name not in known_queues]:
-            call.screen.note(f"there is no queue {name}{suggest(name, known_queues)}")
+        for name in queues:
+            if name not in known_queues:
+                call.screen.note(f"there is no queue {name}{suggest(name, known_queues)}")
     if tasks and call.alias is not None:
         known_tasks = task_names.known_tasks(using=call.alias)
-        for name in [name for name in tasks if name not in known_tasks]:
-            similar = task_names.find_similar(name, using=call.alias)
-            call.screen.note(f"there is no task {name}{f'; did you mean {similar[0]}?' if similar else ''}")
+        for name in tasks:
+            if name not in known_tasks:
+                similar = task_names.find_similar(name, using=call.alias)
+                call.screen.note(f"there is no task {name}{f'; did you mean {similar[0]}?' if similar else ''}")
 
 
 def known_queue_names(call: Invocation) -> set[str]:
@@ -108,13 +110,14 @@ def known_queue_names(call: Invocation) -> set[str]:
 
 @dataclass(frozen=True, slots=True)
 class Subcommand:
-    """Name, help, function and arguments of a subcommand."""
+    """A subcommand of `manage.py faktory`."""
 
     name: str
     help: str
     run: Callable[[Invocation], int]
     """Function that executes the subcommand and returns the exit code."""
     arguments: Callable[[argparse.ArgumentParser], None] = lambda _: None
+    """Function that adds the arguments to a parser."""
 
 
 # argparse shows the name of the function in its error: `invalid duration value: 'x'`.

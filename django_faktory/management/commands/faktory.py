@@ -19,7 +19,7 @@ from ..cli.subcommand import UNAVAILABLE, WRONG, Invocation
 from ..cli.subcommands import subcommands
 
 _USAGE = 2
-"""Exit code of argparse for a wrong usage. Here that code means that nothing matched."""
+"""Exit code of argparse for a wrong usage. A subcommand exits with the same code if nothing matched (`NOTHING`)."""
 
 
 class Command(BaseCommand):
@@ -33,9 +33,9 @@ class Command(BaseCommand):
         """Add a parser for each subcommand."""
         common = _django_options()
         subparsers = parser.add_subparsers(
-            dest="word", required=True, metavar="SUBCOMMAND", parser_class=argparse.ArgumentParser
+            dest="subcommand", required=True, metavar="SUBCOMMAND", parser_class=argparse.ArgumentParser
         )
-        # `parents`: Django's own options are known before the subcommand only.
+        # `parents`: without it, Django's own options are accepted only before the subcommand.
         for subcommand in subcommands().values():
             subparser = subparsers.add_parser(
                 subcommand.name, help=subcommand.help, description=subcommand.help, parents=[common]
@@ -62,7 +62,7 @@ class Command(BaseCommand):
     def handle(self, **options: Any) -> None:
         """Run the subcommand; exit with its code, or raise CommandError with a code for the kind of error."""
         self.is_parsed = True
-        subcommand = subcommands()[options["word"]]
+        subcommand = subcommands()[options["subcommand"]]
         screen = Screen(self.stdout, self.stderr, is_json=options["json"])
         # Django writes all of stderr in red, but notes and questions go there too.
         self.stderr.style_func = None

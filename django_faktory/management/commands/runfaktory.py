@@ -107,7 +107,7 @@ class Command(BaseCommand):
             run_config = make_run_config(options, gearmonkey=gearmonkey.url_in(options))
             if run_config.alias:
                 await_migrations(
-                    run_config.alias, wait_s=_wait_s(options["migrations_wait"]), write_line=self._write_line
+                    run_config.alias, wait_s=_parse_wait_s(options["migrations_wait"]), write_line=self._write_line
                 )
                 self.check(tags=[Tags.database], databases=[run_config.alias])
         _disconnect()
@@ -135,7 +135,8 @@ def _configure_logging(verbosity: int) -> None:
 
 
 def _import_tasks() -> None:
-    # At the start: a worker that lacks a task would leave its jobs to other workers, and fail them after a while.
+    # The first one ends the command: a worker that lacks a task would leave its jobs to other workers, and fail them
+    # after a while.
     for module in broken_modules():
         raise CommandError(f"{module}; no worker starts without it: {remedy_for(module)}") from module.error
 
@@ -151,7 +152,7 @@ def _shorten_database_errors() -> Iterator[None]:
         ) from error
 
 
-def _wait_s(option: str | None) -> float:
+def _parse_wait_s(option: str | None) -> float:
     if option is None:
         return float(conf.get("MIGRATIONS_WAIT"))
     if not (option.isascii() and option.isdigit()):

@@ -19,7 +19,16 @@ from contextlib import suppress
 from ...core.logs import get_logger
 from ...worker.process import CANNOT_START, CLEAN, RECYCLE, new_wid
 from .child import Role, run_child
-from .contract import BEAT_BYTES, SIGNALS, SILENT_BEATS, UNRESPONSIVE_BEATS, ChildSpec, make_wakeup_pipe, stop_signals
+from .contract import (
+    BEAT_BYTES,
+    SIGNALS,
+    SILENT_BEATS,
+    STOPS,
+    UNRESPONSIVE_BEATS,
+    ChildSpec,
+    make_wakeup_pipe,
+    stop_signals,
+)
 
 logger = get_logger(__name__)
 
@@ -171,7 +180,7 @@ class Supervisor:
         """Wait for signals, or until an action is due, and act on them."""
         ready, _, _ = select.select([wakeup_reader], [], [], self._wait_s())
         for number in os.read(wakeup_reader, 100) if ready else b"":
-            if number in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP, signal.SIGQUIT):
+            if number in STOPS:
                 self._stop()
             elif number in (signal.SIGTSTP, signal.SIGTTIN):
                 self._send_signal(number)

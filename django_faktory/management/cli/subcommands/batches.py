@@ -20,18 +20,18 @@ def _batches(call: Invocation) -> int:
     bid, limit = call.options["bid"], call.options["limit"]
     # No batch has such an id, and PostgreSQL raises for NUL.
     if bid and not bid.isprintable():
-        return _unknown(call, bid)
+        return _report_unknown(call, bid)
     # The protocol can only show one batch by its id, without its children.
     if bid and call.alias is None:
         try:
             return _show(call, [batch_of(call.broker.batch_status(bid))], is_more=False)
         except UnknownBatch:
-            return _unknown(call, bid)
-    rows = Batch.objects.using(call.database())
+            return _report_unknown(call, bid)
+    rows = Batch.objects.using(call.require_alias())
     if bid:
         batch_rows = list(rows.filter(bid=bid))
         if not batch_rows:
-            return _unknown(call, bid)
+            return _report_unknown(call, bid)
         # One row more than shown: its presence means that there are more, without a count.
         children = list(rows.filter(parent_bid=bid).order_by("-pk")[: limit + 1])
         return _show(
@@ -41,7 +41,7 @@ def _batches(call: Invocation) -> int:
     return _show(call, [batch_of(batch) for batch in latest[:limit]], is_more=len(latest) > limit)
 
 
-def _unknown(call: Invocation, bid: str) -> int:
+def _report_unknown(call: Invocation, bid: str) -> int:
     call.screen.note(f"no batch has the ID {bid}")
     return NOTHING
 

@@ -1,7 +1,7 @@
 """Operations on sets of jobs: retry, requeue, cancel, kill, discard, prune.
 
-Jobs in this database are selected by any query; jobs on a Faktory server by what MUTATE supports: a set, and jids or
-one task.
+Any query can select jobs in this database. Jobs on a Faktory server are selected by what its command MUTATE supports:
+a set, and jids or one task.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from ....store.maintenance import due
 from ..screen import quantity, span
 from ..subcommand import INTERRUPTED, NOTHING, OK, Invocation, Subcommand, Unsupported, note_unknown_names, whole
 
-_DESTROYS = (Verb.CANCEL, Verb.KILL, Verb.DISCARD, Verb.PRUNE)
+_NEED_CONFIRMATION = (Verb.CANCEL, Verb.KILL, Verb.DISCARD, Verb.PRUNE)
 
 
 def _arguments(parser: argparse.ArgumentParser, *, nargs: str = "+") -> None:
@@ -37,19 +37,18 @@ def _retry_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--per-minute", type=whole, metavar="N", help="Run at most N of them in a minute.")
 
 
-def _confirmed_arguments(parser: argparse.ArgumentParser) -> None:
-    _arguments(parser)
+def _confirmed_arguments(parser: argparse.ArgumentParser, *, nargs: str = "+") -> None:
+    _arguments(parser, nargs=nargs)
     parser.add_argument("--yes", action="store_true", help="Skip the question.")
 
 
 def _prune_arguments(parser: argparse.ArgumentParser) -> None:
-    _arguments(parser, nargs="*")
-    parser.add_argument("--yes", action="store_true", help="Skip the question.")
+    _confirmed_arguments(parser, nargs="*")
 
 
 def _run_operation(call: Invocation) -> int:
     """Perform the operation that the subcommand is named after."""
-    verb, query = Verb(call.name), call.query()
+    verb, query = Verb(call.name), call.parse_query()
     if verb is Verb.PRUNE and query.is_empty:
         return _prune_expired(call)
     # An empty query would mean every job: a forgotten argument must not discard everything.
@@ -57,7 +56,7 @@ def _run_operation(call: Invocation) -> int:
         raise Unsupported(
             f"{verb}: expected a query; such as {' or '.join(sorted(bulk.STATES[verb]))} for all of these"
         )
-    # MUTATE affects no running jobs, and can neither cancel jobs nor set their times.
+    # MUTATE affects no running jobs, and can neither cancel jobs nor set their times: `_begin` rejects these requests.
     if call.alias is None and verb is not Verb.CANCEL and not call.options.get("per_minute"):
         return _run_on_remote_server(call, verb, query)
     operation = _begin(call, verb, query)
@@ -66,13 +65,13 @@ def _run_operation(call: Invocation) -> int:
     if call.options["dry_run"]:
         _print_result(call, query, 0, total=operation.total)
         return OK if operation.total else NOTHING
-    if operation.total and verb in _DESTROYS:
+    if operation.total and verb in _NEED_CONFIRMATION:
         call.require_confirmation(f"{verb} {quantity(operation.total, 'job')} ({query})?")
     return _execute(call, query, operation)
 
 
 def _begin(call: Invocation, verb: Verb, query: Query) -> BulkOperation:
-    jobs = Job.objects.using(call.database()).matching(query)
+    jobs = Job.objects.using(call.require_alias()).matching(query)
     if call.options["limit"]:
         # Legal states first: the limit must count jobs that the operation accepts.
         jobs = jobs.in_state(*bulk.STATES[verb]).order_by("-pk")[: call.options["limit"]]
@@ -87,7 +86,7 @@ def _execute(call: Invocation, query: Query, operation: BulkOperation) -> int:
             for count in operation.steps:
                 changed, steps = changed + count, steps + 1
                 advance(count)
-    # Each step is committed by itself: report the finished ones and let the same command continue.
+    # Each step is its own transaction: report the finished ones, so that the same command can continue.
     except KeyboardInterrupt:
         left = max(operation.total - steps * CHUNK, 0)
         _print_result(call, query, changed, total=operation.total, left=left)
@@ -106,7 +105,7 @@ def _how_to_continue(call: Invocation, done: int, left: int) -> str:
     command = f"run the same command {f'with --limit {left}' if call.options['limit'] else 'again'}"
     if not (done and (per_minute := call.options.get("per_minute"))):
         return f"{command} to continue"
-    # Earlier, workers would get jobs of both runs at once.
+    # A second run that starts earlier would give workers jobs of both runs at the same time.
     return f"{command} in {span(done * 60 / per_minute)} to continue at this pace"
 
 
@@ -144,7 +143,7 @@ def _print_result(call: Invocation, query: Query, changed: int | None, *, total:
 
 def _prune_expired(call: Invocation) -> int:
     """Delete now what maintenance would delete later: finished jobs and batches past their retention."""
-    alias = call.database()
+    alias = call.require_alias()
     if call.options["dry_run"] or call.options["limit"]:
         raise Unsupported("prune: --dry-run and --limit go with a query, such as: prune succeeded older:1h")
     deleted = 0
@@ -160,7 +159,7 @@ def _run_on_remote_server(call: Invocation, verb: Verb, query: Query) -> int:
     mutations = _mutations(call, verb, query)
     if call.options["dry_run"] or call.options["limit"]:
         raise Unsupported(f"{call.name}: a Faktory server elsewhere supports neither --dry-run nor --limit")
-    if verb in _DESTROYS:
+    if verb in _NEED_CONFIRMATION:
         call.require_confirmation(f"{verb} all of: {query}?")
     for mutation in mutations:
         call.broker.mutate(mutation)
@@ -169,14 +168,14 @@ def _run_on_remote_server(call: Invocation, verb: Verb, query: Query) -> int:
 
 
 def _mutations(call: Invocation, verb: Verb, query: Query) -> list[Mutation]:
+    legal = tuple(State(target) for target in TARGETS if State(target) in bulk.STATES[verb])
     # Without a state the mutation is sent once for each set that is legal for this operation.
-    states = query.states or tuple(State(target) for target in TARGETS if State(target) in bulk.STATES[verb])
+    states = query.states or legal
     expressible = Query(states=query.states, tasks=query.tasks, jids=query.jids)
     is_one_task = len(query.tasks) <= 1 and not any(task.is_prefix for task in query.tasks)
     # A condition that MUTATE cannot express must not be dropped: more jobs would be changed.
     is_expressible = query == expressible and is_one_task and not (query.tasks and query.jids)
-    legal = {target for target in TARGETS if State(target) in bulk.STATES[verb]}
-    if verb is Verb.PRUNE or not is_expressible or not {*map(str, states)} <= legal:
+    if verb is Verb.PRUNE or not is_expressible or not set(states) <= set(legal):
         raise Unsupported(
             f"{call.name}: a Faktory server elsewhere takes state:{','.join(sorted(legal))} with jids or one whole "
             f"task:, and no other words"

@@ -9,7 +9,7 @@ from zoneinfo import ZoneInfo
 
 from ....models.cron import CronEntry
 from ....operations.serializers import cron_entry_of, next_times_of
-from ....store.cron import entries as rows
+from ....store.cron import entries as stored_entries
 from ....store.cron import runs
 from ....tasks import cron
 from ..subcommand import NOTHING, OK, Invocation, Subcommand, Unsupported, suggest, whole
@@ -31,13 +31,13 @@ def _cron(call: Invocation) -> int:
     verb, names, is_all = call.options["verb"], list(dict.fromkeys(call.options["names"])), call.options["all"]
     # No entry has such a name, and PostgreSQL raises for NUL.
     if unprintable := [name for name in names if not name.isprintable()]:
-        return _unknown(call, [], unprintable)
-    entries = CronEntry.objects.using(call.database()).order_by("name")
+        return _report_unknown(call, [], unprintable)
+    entries = CronEntry.objects.using(call.require_alias()).order_by("name")
     if verb == "list":
         if is_all:
             raise Unsupported("cron list: shows all without --all, or those named")
         selected = list(entries.filter(name__in=names) if names else entries)
-        return _unknown(call, selected, names) or _list(call, selected)
+        return _report_unknown(call, selected, names) or _list(call, selected)
     if verb in ("run", "next") and (is_all or len(names) != 1):
         raise Unsupported(f"cron {verb}: expected the name of one entry")
     if bool(names) == is_all:
@@ -45,18 +45,18 @@ def _cron(call: Invocation) -> int:
     # Entries removed from the code are listed, but cannot be changed.
     defined = entries.filter(removed_at=None)
     selected = list(defined if is_all else defined.filter(name__in=names))
-    if code := _unknown(call, selected, names):
+    if code := _report_unknown(call, selected, names):
         return code
     if verb in ("run", "next"):
         return (_run if verb == "run" else _show_next)(call, selected[0])
     return _change(call, verb, selected)
 
 
-def _unknown(call: Invocation, entries: list[CronEntry], names: list[str]) -> int:
-    """Report one unknown name. The caller then changes nothing."""
+def _report_unknown(call: Invocation, entries: list[CronEntry], names: list[str]) -> int:
+    """Report one unknown name, if there is any; the caller then changes nothing."""
     missing = set(names) - {entry.name for entry in entries}
     if missing:
-        known = CronEntry.objects.using(call.database()).filter(removed_at=None).values_list("name", flat=True)
+        known = CronEntry.objects.using(call.require_alias()).filter(removed_at=None).values_list("name", flat=True)
         call.screen.note(f"no cron entry is defined as {min(missing)}{suggest(min(missing), known)}")
     return NOTHING if missing else OK
 
@@ -64,14 +64,15 @@ def _unknown(call: Invocation, entries: list[CronEntry], names: list[str]) -> in
 def _change(call: Invocation, verb: str, entries: list[CronEntry]) -> int:
     # Entries already in the wanted state are left out of the report and of the exit code.
     changed = [entry for entry in entries if (entry.paused_at is None) == (verb == "pause")]
-    (rows.pause if verb == "pause" else rows.resume)([entry.pk for entry in changed], using=call.database())
+    change = stored_entries.pause if verb == "pause" else stored_entries.resume
+    change([entry.pk for entry in changed], using=call.require_alias())
     names = [entry.name for entry in changed]
     call.screen.result({"entries": names}, f"cron {verb}: {', '.join(names) or 'no entry'}")
     return OK if changed else NOTHING
 
 
 def _run(call: Invocation, entry: CronEntry) -> int:
-    jid = cron.run_now(entry, using=call.database()).jid
+    jid = cron.run_now(entry, using=call.require_alias()).jid
     call.screen.result({"jid": jid}, jid)
     return OK
 
@@ -94,7 +95,7 @@ def _show_next(call: Invocation, entry: CronEntry) -> int:
 
 def _list(call: Invocation, entries: list[CronEntry]) -> int:
     # One query for the runs of all entries.
-    latest = runs.read_latest([entry.pk for entry in entries], using=call.database())
+    latest = runs.read_latest([entry.pk for entry in entries], using=call.require_alias())
     documents = [cron_entry_of(entry, latest.get(entry.pk)) for entry in entries]
     heads = ("ENTRY", "SCHEDULE", "ZONE", "TASK", "STATE", "NEXT", "LATEST", "OUTCOME")
     call.screen.listing({"entries": documents}, heads, map(_line, documents))

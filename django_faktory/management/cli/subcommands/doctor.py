@@ -15,7 +15,7 @@ CRITICAL, WARNING = "CRITICAL", "WARNING"
 
 
 def _doctor(call: Invocation) -> int:
-    found = alarms.read(using=call.database())
+    found = alarms.read(using=call.require_alias())
     documents = list(map(alarm_of, found))
     if call.screen.is_json or not found:
         call.screen.result({"alarms": documents}, "No problems found.")

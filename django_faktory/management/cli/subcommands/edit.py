@@ -20,7 +20,7 @@ from .jobs import parse_value
 
 def _edit_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("jid", help="The job's id.")
-    # Another name than "args", which call_command() takes for itself.
+    # `dest`: Django takes an option named args as the positional arguments of the command.
     parser.add_argument("--args", dest="arguments", metavar="JSON", help="Its arguments: a JSON array.")
     parser.add_argument("--kwargs", metavar="JSON", help="Its keyword arguments: a JSON object.")
     parser.add_argument("--queue", metavar="NAME", help="Its queue.")
@@ -30,11 +30,11 @@ def _edit_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def _edit(call: Invocation) -> int:
-    options, using = call.options, call.database()
+    options, using = call.options, call.require_alias()
     delay_s = parse_seconds(options["delay"], "--in") if options["delay"] else None
     changes = Changes(
-        args=_structure("--args", options["arguments"], list),
-        kwargs=_structure("--kwargs", options["kwargs"], dict),
+        args=_parse_structure("--args", options["arguments"], list),
+        kwargs=_parse_structure("--kwargs", options["kwargs"], dict),
         queue=queue_name(options["queue"]) if options["queue"] else None,
         priority=options["priority"],
         run_at=None if delay_s is None else timezone.now() + timedelta(seconds=delay_s),
@@ -60,7 +60,7 @@ def _edit_if_found(jid: str, changes: Changes, using: str) -> Job | None:
         return None
 
 
-def _structure(option: str, text: str | None, kind: type[Any]) -> Any:
+def _parse_structure(option: str, text: str | None, kind: type[Any]) -> Any:
     if text is None:
         return None
     value = parse_value(text)

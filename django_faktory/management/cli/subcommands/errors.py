@@ -17,7 +17,7 @@ def _arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def _errors(call: Invocation) -> int:
-    found, limit = error_groups.group_failed(using=call.database()), call.options["limit"]
+    found, limit = error_groups.group_failed(using=call.require_alias()), call.options["limit"]
     documents = [_document(group) for group in found.groups[:limit]]
     if call.screen.is_json:
         is_more = found.is_more or len(found.groups) > limit

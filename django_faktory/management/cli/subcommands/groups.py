@@ -1,4 +1,4 @@
-"""`groups`: create groups of users with the permissions of each role, instead of choosing among some 80 manually."""
+"""`groups`: create a group of users for each role, with the permissions of that role."""
 
 from __future__ import annotations
 

@@ -52,8 +52,8 @@ def _jobs_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def _jobs(call: Invocation) -> int:
-    query, screen = call.query(), call.screen
-    jobs = Job.objects.using(call.database()).shown(query)
+    query, screen = call.parse_query(), call.screen
+    jobs = Job.objects.using(call.require_alias()).shown(query)
     if call.options["count"]:
         count = jobs.count_up_to(COUNTED)
         is_more = count == COUNTED
@@ -156,19 +156,19 @@ def _show_lines(screen: Screen, lines: Sequence[str]) -> None:
 
 def _show_remote_job(call: Invocation, jid: str) -> int:
     """Show what the protocol reports about one job."""
-    [values] = call.broker.track_get([jid])
+    [tracked] = call.broker.track_get([jid])
     document = {
-        "jid": values.jid,
-        "state": values.state,
-        "percent": values.percent,
-        "desc": values.desc,
-        "updated_at": rfc3339(values.updated_at) if values.updated_at else None,
+        "jid": tracked.jid,
+        "state": tracked.state,
+        "percent": tracked.percent,
+        "desc": tracked.desc,
+        "updated_at": rfc3339(tracked.updated_at) if tracked.updated_at else None,
     }
     if call.screen.is_json:
         call.screen.json(document)
     else:
         call.screen.pairs(document)
-    return NOTHING if values.state == "unknown" else OK
+    return NOTHING if tracked.state == "unknown" else OK
 
 
 def _push_arguments(parser: argparse.ArgumentParser) -> None:

@@ -28,7 +28,7 @@ def _arguments(parser: argparse.ArgumentParser) -> None:
 
 def _limits(call: Invocation) -> int:
     verb, names = call.options["verb"], list(call.options["names"])
-    using = call.database()
+    using = call.require_alias()
     try:
         match verb, names:
             case "list", []:
@@ -36,16 +36,7 @@ def _limits(call: Invocation) -> int:
             case "set", [scope, name, *values] if values:
                 return _set(call, using, scope, name, values)
             case "remove", [scope, name]:
-                limit = Limit.objects.using(using).filter(scope=scope, name=name).first()
-                if limit is not None:
-                    definitions.remove(limit, using=using)
-                    if limit.removal_warning:
-                        call.screen.note(f"limits remove: {name}: {limit.removal_warning}")
-                else:
-                    known = Limit.objects.using(using).filter(scope=scope).values_list("name", flat=True)
-                    call.screen.note(f"limits remove: there is no limit of the {scope} {name}{suggest(name, known)}")
-                # Nothing to remove is a result and no error: the exit code reports it.
-                return _print_changed(call, verb, [name] if limit else [])
+                return _remove(call, using, scope, name)
             case (("pause" | "resume"), [_, *_]):
                 tasks = [task_limits.check_name(Scope.TASK, name) for name in names]
                 _require_known_names(call, Scope.TASK, tasks, using)
@@ -80,8 +71,22 @@ def _set(call: Invocation, using: str, scope: str, name: str, values: list[str])
     return _print_changed(call, "set", [limit.name])
 
 
+def _remove(call: Invocation, using: str, scope: str, name: str) -> int:
+    limits = Limit.objects.using(using).filter(scope=scope)
+    limit = limits.filter(name=name).first()
+    if limit is None:
+        known = limits.values_list("name", flat=True)
+        call.screen.note(f"limits remove: there is no limit of the {scope} {name}{suggest(name, known)}")
+        # Nothing to remove is a result and no error: the exit code reports it.
+        return _print_changed(call, "remove", [])
+    definitions.remove(limit, using=using)
+    if limit.removal_warning:
+        call.screen.note(f"limits remove: {name}: {limit.removal_warning}")
+    return _print_changed(call, "remove", [name])
+
+
 def _require_known_names(call: Invocation, scope: str, names: list[str], using: str) -> None:
-    # Keys are made by jobs while they run, so any may be new.
+    # Each job names its own key, so any key may be new.
     if scope == Scope.KEY:
         return
     import_tasks()
@@ -97,7 +102,7 @@ def _print_changed(call: Invocation, verb: str, names: list[str]) -> int:
 
 def _list(call: Invocation, using: str) -> int:
     limits = list(Limit.objects.using(using).order_by("scope", "name"))
-    # One query for all limits; those without a limiter are missing in it.
+    # One query for all limits; its result has no entry for a limit without a limiter.
     usage = definitions.read_usage([limit.pk for limit in limits], using=using)
     documents = [
         limit_of(limit, *usage.get(limit.pk, ())) | {"waiting": definitions.count_blocked_jobs(limit, using=using)}

@@ -23,7 +23,7 @@ def _arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def _locks(call: Invocation) -> int:
-    using, names = call.database(), list(dict.fromkeys(call.options["names"]))
+    using, names = call.require_alias(), list(dict.fromkeys(call.options["names"]))
     return _release(call, names, using) if call.options["verb"] == "release" else _list(call, names, using)
 
 
@@ -38,8 +38,10 @@ def _list(call: Invocation, keys: list[str], using: str) -> int:
     documents = [lock_of(lock) | {"waiting": _count_waiting(lock, using)} for lock in rows[:limit]]
     heads = ("TOKEN", "KEY", "JID", "WORKER", "HELD SINCE", "EXPIRES", "WAITING")
     call.screen.listing({"locks": documents, "is_more": len(rows) > limit}, heads, map(_line, documents))
-    for key in [key for key in keys if key not in {lock.key for lock in rows}]:
-        call.screen.note(f"no job has a lock of the key {key}")
+    locked_keys = {lock.key for lock in rows}
+    for key in keys:
+        if key not in locked_keys:
+            call.screen.note(f"no job has a lock of the key {key}")
     return OK if rows or not keys else NOTHING
 
 

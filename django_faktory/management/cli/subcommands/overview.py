@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import argparse
+import itertools
 import time
+from collections.abc import Iterator
 from typing import Any
 
 from ....errors import BrokerUnavailable
@@ -40,22 +42,28 @@ def _top_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def _top(call: Invocation) -> int:
-    remaining = 1 if call.options["once"] else call.options["count"]
+    count = 1 if call.options["once"] else call.options["count"]
     # A single output needs no redrawing, and must stay on the screen.
-    if call.screen.is_drawn and remaining != 1:
-        return _run_live(call, remaining)
-    if remaining is None and not call.screen.is_json:
+    if call.screen.is_drawn and count != 1:
+        return _run_live(call, count)
+    if count is None and not call.screen.is_json:
         raise Unsupported(
             "top: expected a terminal, and the package rich (django-faktory[cli]); or --once, --count, --json"
         )
     statistics: dict[str, Any] | None = None
-    while remaining is None or remaining > 0:
+    for _ in _repeat(count, call.options["interval"]):
         statistics = read_statistics(call, statistics)
         _print(call, statistics)
-        remaining = None if remaining is None else remaining - 1
-        if remaining != 0:
-            time.sleep(call.options["interval"])
     return OK
+
+
+def _repeat(count: int | None, interval_s: float) -> Iterator[None]:
+    """Yield `count` times, `interval_s` seconds apart; without an end if `count` is None."""
+    for number in itertools.count(1):
+        yield
+        if number == count:
+            return
+        time.sleep(interval_s)
 
 
 def read_statistics(call: Invocation, previous: dict[str, Any] | None = None) -> dict[str, Any]:
@@ -107,11 +115,11 @@ def headline(statistics: dict[str, Any]) -> str:
 
 
 def alarm_lines(statistics: dict[str, Any]) -> list[str]:
-    """Return a line for each alarm, as the overview of the admin begins; nothing is known of a Faktory server."""
-    found = statistics["alarms"]
-    if found is None:
+    """Return a line for each alarm; none if the jobs are on a Faktory server, whose alarms are not known."""
+    documents = statistics["alarms"]
+    if documents is None:
         return []
-    return [format_alarm(alarm) for alarm in found] or ["No problems found."]
+    return [format_alarm(alarm) for alarm in documents] or ["No problems found."]
 
 
 Table = tuple[str, tuple[str, ...], list[tuple[object, ...]]]
@@ -131,8 +139,8 @@ def _tables(statistics: dict[str, Any]) -> list[Table]:
     return tables
 
 
-def _run_live(call: Invocation, remaining: int | None) -> int:
-    """Redraw the screen until Ctrl-C; an unreachable database is shown and tried again."""
+def _run_live(call: Invocation, count: int | None) -> int:
+    """Redraw the screen until Ctrl-C, or `count` times. Show the error while the database is unreachable."""
     from rich.console import Group  # an extra
     from rich.live import Live
     from rich.text import Text
@@ -140,8 +148,8 @@ def _run_live(call: Invocation, remaining: int | None) -> int:
     statistics: dict[str, Any] | None = None
     try:
         # With --count no alternate screen: the last output stays visible after the end.
-        with Live(screen=remaining is None, auto_refresh=False) as live:
-            while remaining is None or remaining > 0:
+        with Live(screen=count is None, auto_refresh=False) as live:
+            for _ in _repeat(count, call.options["interval"]):
                 try:
                     statistics = read_statistics(call, statistics)
                     tables = [
@@ -150,14 +158,11 @@ def _run_live(call: Invocation, remaining: int | None) -> int:
                         )
                         for title, heads, rows in _tables(statistics)
                     ]
-                    found = [Text(clean(line), style=_style_of(line)) for line in alarm_lines(statistics)]
-                    live.update(Group(*found, Text(headline(statistics), style="bold"), *tables), refresh=True)
+                    alarm_texts = [Text(clean(line), style=_style_of(line)) for line in alarm_lines(statistics)]
+                    live.update(Group(*alarm_texts, Text(headline(statistics), style="bold"), *tables), refresh=True)
                 # Only an outage is expected to end by itself.
                 except BrokerUnavailable as error:
                     live.update(Text(clean(error), style="red"), refresh=True)
-                remaining = None if remaining is None else remaining - 1
-                if remaining != 0:
-                    time.sleep(call.options["interval"])
     except KeyboardInterrupt:  # the usual way to end it, so no error
         pass
     return OK

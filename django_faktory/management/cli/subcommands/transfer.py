@@ -39,7 +39,7 @@ def _export_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def _import(call: Invocation) -> int:
-    redis, alias = _connect(call), call.database()
+    alias, redis = call.require_alias(), _connect(call)
     try:
         from ....contrib.transfer.import_jobs import Import  # redis-py is an extra
 
@@ -52,7 +52,7 @@ def _import(call: Invocation) -> int:
 
 
 def _export(call: Invocation) -> int:
-    redis, alias = _connect(call), call.database()
+    alias, redis = call.require_alias(), _connect(call)
     try:
         from ....contrib.transfer.export_jobs import Export  # redis-py is an extra
 
@@ -69,7 +69,6 @@ def _export(call: Invocation) -> int:
 
 
 def _connect(call: Invocation) -> FaktoryRedis:
-    call.database()
     try:
         from ....contrib.transfer.redis_layout import FaktoryRedis  # redis-py is an extra
     except ImportError as error:
@@ -101,8 +100,7 @@ def _print_report(call: Invocation, report: Report) -> None:
         call.screen.json(summary)
         return
     rows = [
-        (counts.kind, counts.name, counts.found, counts.moved, counts.moved_before, counts.left)
-        for counts in report.counts
+        (place.kind, place.name, place.found, place.moved, place.moved_before, place.left) for place in report.counts
     ]
     call.screen.table(("WHERE", "NAME", "FOUND", "MOVED", "BEFORE", "LEFT"), rows)
     verb = "would be moved" if report.is_dry else "moved"

@@ -13,12 +13,13 @@ from ..screen import age, quantity
 from ..subcommand import NOTHING, OK, Invocation, Subcommand, Unsupported, suggest
 
 SHOWN = 1000
+"""Maximum number of workers listed."""
 WORKER_HEADS = ("WID", "HOST", "PID", "STATE", "JOBS", "QUEUES", "MEMORY", "BEAT")
 
 
 def workers_of(alias: str) -> list[dict[str, Any]]:
     """Return live workers, the longest running first, each with its number of jobs."""
-    # Maintenance may not have removed the others yet.
+    # Maintenance may not have removed lost workers yet.
     live_workers = WorkerProcess.objects.using(alias).filter(workers.living(conf.get("WORKER_TIMEOUT")))
     rows = list(live_workers.order_by("started_at", "wid")[:SHOWN])
     job_counts = workers.count_jobs_of([row.wid for row in rows], using=alias)
@@ -54,7 +55,7 @@ def _wid_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def _advance(call: Invocation) -> int:
-    alias = call.database()
+    alias = call.require_alias()
     wids, is_all = list(dict.fromkeys(call.options["wids"])), call.options["all"]
     if bool(wids) == is_all:
         raise Unsupported(f"{call.name}: expected the wids of workers, or --all")
