@@ -87,7 +87,7 @@ def jobs_link(**filters: str) -> str:
 
 
 def alias_of(row: Model) -> str:
-    """Return the alias of the database that the row was read from; for a new row that of the router."""
+    """Return the alias of the database that the row was read from; the router chooses it for a new row."""
     return row._state.db or type(row)._default_manager.db  # noqa: SLF001  (documented)
 
 
@@ -108,14 +108,13 @@ class CappedPaginator(CappedBase):
         rows: Any = self.object_list
         # One row more than the cap shows whether there are more.
         # order_by() without arguments removes the order, which the count does not need.
-        bounded = rows[: self.cap + 1] if isinstance(rows, list) else rows.order_by()[: self.cap + 1]
-        count = len(bounded) if isinstance(bounded, list) else bounded.count()
+        count = len(rows) if isinstance(rows, list) else rows.order_by()[: self.cap + 1].count()
         return LowerBound(self.cap) if count > self.cap else count
 
 
 def requires_permission(action: str) -> Callable[..., bool]:
     """Return a method `has_…_permission` of an admin for this action, `resource.verb`."""
-    permissions.needs(action)  # an action without an entry fails at import
+    permissions.needs(action)  # an unknown action fails at import
 
     def has_permission(_self: Any, request: HttpRequest, obj: Any = None) -> bool:  # noqa: ARG001  (Django's signature)
         return permissions.may(request.user, action)
@@ -188,7 +187,7 @@ class LongText(NamedTuple):
     """A column with long texts: the permission that shows it, its redaction, and its file type."""
 
     field: str = ""
-    """Its name in `permissions.FIELDS`."""
+    """Its name in `permissions.FIELDS`; "" if the permission to view the row suffices."""
     redact: Callable[[Any, str], str] | None = None
     """Return the visible part of a row's text; None if `REDACT` does not apply to the column."""
     is_json: bool = True
@@ -243,7 +242,7 @@ class SafeChangeList(ChangeList):
     def get_filters(self, request: HttpRequest) -> Any:
         """Reject values with NUL, which PostgreSQL refuses to compare."""
         filters = super().get_filters(request)
-        # Django answers this exception with a redirect to the list without filters; the driver's would be a 500.
+        # Django answers this exception with a redirect to the list without filters, and that of the driver with a 500.
         if any("\x00" in value for values in self.get_filters_params().values() for value in values):
             raise IncorrectLookupParameters
         return filters
@@ -396,8 +395,8 @@ class FaktoryModelAdmin(AnyAdmin):
     def lookup_allowed(self, lookup: str, value: str, request: HttpRequest | None = None) -> bool:  # noqa: ARG002
         """Return whether the list may be filtered by this parameter.
 
-        Django admits every look-up of the model's own fields: `?payload__startswith=` would find out what `REDACT`
-        hides letter by letter, and `?payload__regex=` may keep the process busy for hours.
+        Django admits every look-up of the model's own fields: `?payload__startswith=` would reveal, letter by letter,
+        what `REDACT` hides, and `?payload__regex=` may keep the process busy for hours.
         """
         return lookup in self._parameters(request)
 
@@ -413,9 +412,9 @@ class FaktoryModelAdmin(AnyAdmin):
                 continue
             # Django's three forms of an entry: a class of a filter, a field, or a field with the class for it.
             pair: Any = list_filter if isinstance(list_filter, tuple | list) else (list_filter, FieldListFilter.create)
-            path, create = pair
-            field = get_fields_from_path(self.model, path)[-1]
-            names.update(create(field, request, {}, self.model, self, field_path=path).expected_parameters())
+            field_path, create = pair
+            field = get_fields_from_path(self.model, field_path)[-1]
+            names.update(create(field, request, {}, self.model, self, field_path=field_path).expected_parameters())
         return names
 
     def get_changelist(self, request: HttpRequest, **kwargs: Any) -> type[ChangeList]:  # noqa: ARG002
@@ -430,22 +429,20 @@ class FaktoryModelAdmin(AnyAdmin):
         """Reject `_saveasnew` unless the page offers it, because Django obeys it in any case."""
         if "_saveasnew" in request.POST and not self.save_as:
             raise PermissionDenied
-        return super().changeform_view(request, object_id, form_url, _frame(request, extra_context))
+        return super().changeform_view(request, object_id, form_url, _add_navigation(request, extra_context))
 
     def delete_view(self, request: HttpRequest, object_id: str, extra_context: Any = None) -> Any:
         """Add the navigation bar."""
-        return super().delete_view(request, object_id, _frame(request, extra_context))
+        return super().delete_view(request, object_id, _add_navigation(request, extra_context))
 
     def history_view(self, request: HttpRequest, object_id: str, extra_context: Any = None) -> HttpResponse:
-        """Reject a POST: there is nothing to write."""
+        """Show the history in the language of the reader; reject a POST."""
         if request.method not in SAFE_METHODS:
             return HttpResponseNotAllowed(SAFE_METHODS)
         context = {"media": self.media, **(extra_context or {})}
-        response = super().history_view(request, object_id, _frame(request, context))
+        response = super().history_view(request, object_id, _add_navigation(request, context))
         if isinstance(response, TemplateResponse) and response.context_data:
-            entries = response.context_data["action_list"]
-            entries.object_list = list(entries.object_list)
-            for entry in entries.object_list:
+            for entry in response.context_data["action_list"]:
                 entry.change_message = translate_entry(entry.get_change_message())
         return response
 
@@ -465,7 +462,7 @@ class FaktoryModelAdmin(AnyAdmin):
 
     @property
     def urls(self) -> list[URLPattern]:
-        """Return the addresses of `get_urls`; their pages show control characters as symbols, and bound their polls."""
+        """Return the URLs of `get_urls`; pages show control characters as symbols, and poll less often under load."""
         patterns = self.get_urls()
         for pattern in patterns:
             pattern.callback = with_poll_factor(with_readable_text(pattern.callback))
@@ -494,7 +491,7 @@ class FaktoryModelAdmin(AnyAdmin):
     def changelist_view(self, request: HttpRequest, extra_context: dict[str, Any] | None = None) -> HttpResponse:
         """Set the title to the plural name: Django's "select … to change" is wrong for a read-only list."""
         title = {"title": capfirst(str(self.opts.verbose_name_plural))}
-        return super().changelist_view(request, _frame(request, {**title, **(extra_context or {})}))
+        return super().changelist_view(request, _add_navigation(request, {**title, **(extra_context or {})}))
 
     def answer_get(self, request: HttpRequest, back_url: str) -> HttpResponse:
         """Answer a request other than POST to the address of an action: change nothing, redirect to its page.
@@ -528,7 +525,7 @@ class FaktoryModelAdmin(AnyAdmin):
         return TemplateResponse(request, f"admin/django_faktory/{name}.html", page_context)
 
 
-def _frame(request: HttpRequest, context: Mapping[str, Any] | None) -> dict[str, Any]:
+def _add_navigation(request: HttpRequest, context: Mapping[str, Any] | None) -> dict[str, Any]:
     """Return the context of one of Django's pages with the navigation bar."""
     # Lazy: the views also answer with redirects, after an action or a save, and the bar counts jobs.
     return {"faktory_nav": SimpleLazyObject(partial(build_navigation, request)), **(context or {})}

@@ -57,12 +57,12 @@ MAX_FAILED_SHOWN = 5
 MAX_BATCHES_SHOWN = 200
 """Batches of a tree that one page shows."""
 
-_LABELS = {
+_PROGRESS_LABELS = {
     CallbackProgress.NOT_YET: pgettext_lazy("callback of a batch", "not yet"),
     CallbackProgress.ENQUEUED: pgettext_lazy("callback of a batch", "enqueued"),
     CallbackProgress.FINISHED: pgettext_lazy("callback of a batch", "done"),
 }
-_KINDS = {
+_KIND_LABELS = {
     Kind.COMPLETE: pgettext_lazy("callback of a batch", "complete"),
     Kind.SUCCESS: pgettext_lazy("callback of a batch", "success"),
 }
@@ -134,7 +134,7 @@ class BatchList(SafeChangeList):
 
 def _redact_callback(_batch: Batch, text: str) -> str:
     """Return the job of a callback, with redaction applied."""
-    return redaction.redact_job(_jobtype(text), text)
+    return redaction.redact_job(_read_jobtype(text), text)
 
 
 @admin.register(Batch)
@@ -216,13 +216,13 @@ class BatchAdmin(ReadOnlyAdmin):
 
     @admin.display(description=_("jobs"))
     def bar(self, batch: Batch) -> SafeString:
-        """Return the settled members as a bar and as numbers; green unless the batch cannot succeed."""
+        """Return the ended members as a bar and as numbers; the bar is gray if the batch cannot succeed."""
         return _render_bar(batch)
 
     @admin.display(description=_("callbacks"))
     def callbacks(self, batch: Batch) -> SafeString:
         """Return both callbacks, for the list."""
-        callbacks = [(_KINDS[kind], _render_callback(batch, kind)) for kind in Kind if getattr(batch, kind)]
+        callbacks = [(_KIND_LABELS[kind], _render_callback(batch, kind)) for kind in Kind if getattr(batch, kind)]
         return format_html_join("", "<div>{}: {}</div>", callbacks)
 
     created = time_column("created_at", _("created"))
@@ -306,14 +306,14 @@ class BatchAdmin(ReadOnlyAdmin):
         lines = [
             (
                 # The style sheet has indents up to this depth.
-                min(member.depth, 6),
-                reverse("admin:django_faktory_batch_change", args=[member.pk]),
-                SafeString(' aria-current="page" class="faktory-warn"' if member.pk == batch.pk else ""),
-                _format_name(member),
-                _format_stage(member),
-                _render_bar(member),
+                min(one.depth, 6),
+                reverse("admin:django_faktory_batch_change", args=[one.pk]),
+                SafeString(' aria-current="page" class="faktory-warn"' if one.pk == batch.pk else ""),
+                _format_name(one),
+                _format_stage(one),
+                _render_bar(one),
             )
-            for member in batches
+            for one in batches
         ]
         row = (
             '<tr><td><div class="faktory-in-{}"><a href="{}"{}><bdi>{}</bdi></a></div></td><td>{}</td><td>{}</td></tr>'
@@ -393,12 +393,12 @@ def _mark_bad(text: str) -> SafeString:
 
 
 def _render_bar(batch: Batch) -> SafeString:
-    """Return a bar of settled, failed and waiting members, in this order."""
-    settled = batch.total - batch.pending
+    """Return a bar of ended, failed and waiting members, in this order."""
+    ended = batch.total - batch.pending
     if not batch.total:
         return format_html('<span class="faktory-quiet">{}</span>', gettext("only nested batches"))
     numbers = {
-        "ended": format_number(settled),
+        "ended": format_number(ended),
         "total": format_number(batch.total),
         "failed": format_number(batch.failed),
     }
@@ -411,8 +411,8 @@ def _render_bar(batch: Batch) -> SafeString:
         '<rect class="faktory-badly" x="{}" y="0" height="10" width="{}"/>'
         '</svg> <span class="faktory-together">{}</span>',
         "faktory-spent" if batch.is_broken else "faktory-well",
-        _percent(settled, batch.total),
-        _percent(settled, batch.total),
+        _percent(ended, batch.total),
+        _percent(ended, batch.total),
         _percent(batch.failed, batch.total),
         text,
     )
@@ -431,15 +431,15 @@ def _render_callback(batch: Batch, kind: Kind) -> SafeString | str:
     if not text:
         return "–"
     progress = CallbackProgress(getattr(batch, f"{kind}_st"))
-    jobtype = _jobtype(text).rpartition(".")[2] or gettext("a long job")
+    jobtype = _read_jobtype(text).rpartition(".")[2] or gettext("a long job")
     if progress is CallbackProgress.NOT_YET:
-        return format_html('{}: <span class="faktory-quiet">{}</span>', jobtype, _LABELS[progress])
+        return format_html('{}: <span class="faktory-quiet">{}</span>', jobtype, _PROGRESS_LABELS[progress])
     has_failed = getattr(batch, f"{kind}_failed")
-    label = _mark_bad(gettext("failed")) if has_failed else _LABELS[progress]
+    label = _mark_bad(gettext("failed")) if has_failed else _PROGRESS_LABELS[progress]
     return format_html('{}: <a href="{}">{}</a>', jobtype, jobs_link(q=getattr(batch, f"{kind}_jid")), label)
 
 
-def _jobtype(text: str) -> str:
+def _read_jobtype(text: str) -> str:
     """Return the jobtype in a job's text; "" if the text is cut or is no job."""
     try:
         return str(decode(text)["jobtype"])

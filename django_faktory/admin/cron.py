@@ -41,10 +41,11 @@ else:  # Django's own classes take no type parameters at run time
 NEXT_TIMES = 5
 # The database keeps the last 100 runs of an entry (ADR 0014).
 RUNS_SHOWN = 50
-DEFINITION = cron_entries.CronDefinition._fields
+DEFINITION_FIELDS = cron_entries.CronDefinition._fields
 _TEXTS = ("args", "kwargs", "job")
 _SHOWN_FIELDS = {field: f"shown_{field}" for field in _TEXTS}
-_FIELD_OF = {"window": "window_s", "task": "jobtype"}
+_FORM_FIELD_OF = {"window": "window_s", "task": "jobtype"}
+"""Form fields by the names that settings and their errors use."""
 
 
 class CronEntryForm(EntryForm):
@@ -52,7 +53,7 @@ class CronEntryForm(EntryForm):
 
     class Meta:
         model = CronEntry
-        fields = DEFINITION
+        fields = DEFINITION_FIELDS
         widgets: ClassVar = {field: forms.Textarea({"rows": 3}) for field in ("args", "kwargs", "job")}
         help_texts: ClassVar = {
             "schedule": _("Cron expression with 5 fields (or 6, seconds first), or @daily, @hourly …"),
@@ -89,7 +90,7 @@ class CronEntryForm(EntryForm):
             check()
         except InvalidCron as error:
             field = error.field.partition(".")[0]
-            field = _FIELD_OF.get(field, field)
+            field = _FORM_FIELD_OF.get(field, field)
             self.add_error(field if field in self.fields else None, ValidationError(error_text(error)))
 
     def _check(self, cleaned: dict[str, Any]) -> None:
@@ -106,7 +107,7 @@ class CronEntryForm(EntryForm):
         cleaned.update(args=definition.args, kwargs=definition.kwargs, job=definition.job)
 
 
-def _redactor_of(field: str) -> Callable[[CronEntry, str], str]:
+def _build_redactor(field: str) -> Callable[[CronEntry, str], str]:
     def redact(entry: CronEntry, text: str) -> str:
         return jsontext.encode(cron_call_of(CronEntry(jobtype=entry.jobtype, **{field: text}))[field])
 
@@ -186,7 +187,7 @@ class CronEntryAdmin(ObjectActionsMixin):
         "resume": ObjectAction(_resume, _("Resume"), _("Resumed"), "cronentry.resume"),
         "run_now": ObjectAction(_run_now, _("Run now"), _("Run manually"), "cronentry.run"),
     }
-    long_texts: ClassVar = {field: LongText(field, _redactor_of(field)) for field in _TEXTS}
+    long_texts: ClassVar = {field: LongText(field, _build_redactor(field)) for field in _TEXTS}
     restricted_fields: ClassVar = {
         **{name: field for field in _TEXTS for name in (field, f"shown_{field}")},
         "noted_history": "note",
@@ -216,13 +217,13 @@ class CronEntryAdmin(ObjectActionsMixin):
             return read_only
         if obj.origin == CronEntry.EntryOrigin.CODE:
             # Code wins at the next start of a node, so that an edit would be lost without a notice.
-            return (*read_only, *DEFINITION)
+            return (*read_only, *DEFINITION_FIELDS)
         return (*read_only, "jobtype", *_TEXTS) if self._hides_arguments(request, obj) else read_only
 
     def get_fieldsets(self, request: HttpRequest, obj: CronEntry | None = None) -> Any:
         """Return the sections; a new entry has no history and no next times."""
         if obj is None:
-            return [(None, {"fields": DEFINITION})]
+            return [(None, {"fields": DEFINITION_FIELDS})]
         fieldsets = super().get_fieldsets(request, obj)
         if self.may_see_field(request, "noted_history"):
             fieldsets = _without("history", fieldsets)
@@ -305,12 +306,12 @@ class CronEntryAdmin(ObjectActionsMixin):
         For a paused entry: the ticks it would have.
         """
         try:
-            ticks = Schedule.of(entry.schedule, entry.zone).ticks(timezone.now())
+            ticks = list(islice(Schedule.of(entry.schedule, entry.zone).ticks(timezone.now()), NEXT_TIMES))
         except InvalidCron:
             return "–"
         if entry.zone == "UTC":
-            return format_html_join("", "<div>{}</div>", [(_format_time(entry, t),) for t in islice(ticks, NEXT_TIMES)])
-        times = [(_format_time(entry, tick), f"{tick:%Y-%m-%d %H:%M:%S} UTC") for tick in islice(ticks, NEXT_TIMES)]
+            return format_html_join("", "<div>{}</div>", [(_format_time(entry, tick),) for tick in ticks])
+        times = [(_format_time(entry, tick), f"{tick:%Y-%m-%d %H:%M:%S} UTC") for tick in ticks]
         return format_html_join("", "<div>{} = {}</div>", times)
 
     @admin.display(description=_("latest run"))

@@ -1,4 +1,4 @@
-"""Format durations, ages, times and errors for the admin pages."""
+"""Format numbers, durations, ages, times and errors for the admin pages."""
 
 from __future__ import annotations
 
@@ -21,6 +21,7 @@ if TYPE_CHECKING:
     from django.utils.functional import _StrOrPromise
 
     from ..models import Job
+    from ..store.statistics.counts import AllCounts
 
     StrOrPromise = _StrOrPromise
 else:
@@ -31,6 +32,12 @@ else:
 def format_number(number: int | str) -> str:
     """Format a number in the language of the reader: "1,234" in English, "1.234" in German."""
     return number_format(Decimal(number), force_grouping=True)
+
+
+def format_job_count(all_counts: AllCounts, *states: State) -> str:
+    """Format the number of jobs in these states, with a plus sign if a count is partial."""
+    is_partial = any(all_counts.is_partial(state) for state in states)
+    return format_number(sum(map(all_counts.of, states))) + ("+" if is_partial else "")
 
 
 def format_duration(seconds: float) -> str:
@@ -50,6 +57,7 @@ def format_latency(seconds: float | None) -> str:
         return "–"
     if seconds < 1:
         return f"{format_number(f'{seconds * 1000:.{0 if seconds >= 0.001 else 1}f}')} ms"
+    # From 9.95 s on, two digits would round to 10 s.
     return f"{format_number(f'{seconds:.2g}')} s" if seconds < 9.95 else format_duration(seconds)
 
 
@@ -81,7 +89,7 @@ def render_time(moment: datetime | None) -> SafeString | str:
 
 
 def event_time_of(job: Job) -> datetime | None:
-    """Return the time that says most about the state of a job: its end, its next or latest start, or its enqueue."""
+    """Return the time that says most about a job's state: its end, its next or latest start, or its enqueue time."""
     started_at = job.started_at if job.state == State.WORKING else None
     return job.finished_at or job.run_at or started_at or job.enqueued_at
 

@@ -48,7 +48,7 @@ class GearMonkeyAdmin(ReadOnlyAdmin):
             request,
             "gearmonkey",
             title=gettext("GearMonkey functions"),
-            server=without_password(_url()),
+            server=without_password(_find_url()),
             report=report,
             problem=problem,
             may_audit=self.has_audit_permission(request),
@@ -77,7 +77,8 @@ class GearMonkeyAdmin(ReadOnlyAdmin):
         self.message_user(request, message % {"number": len(requeued)}, messages.SUCCESS)
 
 
-def _url() -> str:
+def _find_url() -> str:
+    """Return the server's URL; "" if none is configured."""
     try:
         return url_of()
     except FaktoryError:

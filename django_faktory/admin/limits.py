@@ -82,19 +82,19 @@ class LimitForm(AnyLimitForm):
                 self.add_error("name", ValidationError(gettext("a limit with this name exists; edit it instead")))
 
 
-def _task_name(limit: Limit) -> str:
+def _require_task_name(limit: Limit) -> str:
     if limit.scope != Scope.TASK:
         raise FaktoryError(gettext("only tasks are paused here; queues on their own page"))
     return str(limit.name)
 
 
 def _pause(limit: Limit) -> str:
-    is_changed = definitions.pause([_task_name(limit)], using=alias_of(limit))
+    is_changed = definitions.pause([_require_task_name(limit)], using=alias_of(limit))
     return gettext("paused.") if is_changed else gettext("was paused already.")
 
 
 def _resume(limit: Limit) -> str:
-    is_changed = definitions.resume([_task_name(limit)], using=alias_of(limit))
+    is_changed = definitions.resume([_require_task_name(limit)], using=alias_of(limit))
     return gettext("resumed.") if is_changed else gettext("was not paused.")
 
 
@@ -142,9 +142,9 @@ class LimitAdmin(ObjectActionsMixin):
 
     def get_readonly_fields(self, request: HttpRequest, obj: Limit | None = None) -> tuple[str, ...]:  # noqa: ARG002
         """Make scope and name read-only once the limit exists."""
-        own_fields = tuple(map(str, self.readonly_fields))
+        read_only = tuple(map(str, self.readonly_fields))
         # The scope and the name identify the limit to its limiters and to the jobs that wait.
-        return ("scope", "name", *own_fields) if obj is not None else own_fields
+        return ("scope", "name", *read_only) if obj is not None else read_only
 
     def get_fieldsets(self, request: HttpRequest, obj: Limit | None = None) -> Any:
         """Omit the usage section for a new limit."""
@@ -152,12 +152,7 @@ class LimitAdmin(ObjectActionsMixin):
 
     def get_form(self, request: HttpRequest, obj: Any = None, change: bool = False, **kwargs: Any) -> Any:
         """Leave `rate` and `per` out of the model fields: the form edits both as one text."""
-        own_fields = [
-            field
-            for field in ("scope", "name", "concurrency", "burst")
-            if change is False or field not in ("scope", "name")
-        ]
-        return super().get_form(request, obj, change=change, **{**kwargs, "fields": own_fields})
+        return super().get_form(request, obj, change=change, **{**kwargs, "fields": LimitForm.Meta.fields})
 
     def save_model(self, request: HttpRequest, obj: Limit, form: Any, change: bool) -> None:  # noqa: ARG002
         """Let the store write the limit, which updates its limiters and unblocks waiting jobs."""

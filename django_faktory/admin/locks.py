@@ -32,7 +32,7 @@ class JobLockAdmin(ReadOnlyAdmin):
     """Admin of locks: searched by key, jid or wid; released manually."""
 
     list_display = ("key", "holder", "wid", "since", "until")
-    # A search reads the table, which has only one row for each running job with a lock.
+    # A search reads the whole table, which has only one row for each running job with a lock.
     search_fields = ("key", "jid__exact", "wid__exact")
     search_help_text = _("A part of a key, a whole job ID, or a whole worker ID.")
     ordering = ("-id",)

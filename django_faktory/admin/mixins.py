@@ -76,7 +76,7 @@ class JobsOfObjectMixin(AnyAdmin):
             [(gettext("job"),), (gettext("state"),), (gettext("queue"),), (gettext("time"),), (gettext("error"),)],
         )
         rows = format_html_join(
-            "", "<tr><td>{}</td><td>{}</td><td>{}</td><td>{}</td><td>{}</td></tr>", map(_row, jobs[:JOBS_SHOWN])
+            "", "<tr><td>{}</td><td>{}</td><td>{}</td><td>{}</td><td>{}</td></tr>", map(_build_row, jobs[:JOBS_SHOWN])
         )
         table = format_html(
             '<div class="faktory-wide"><table aria-label="{}">'
@@ -93,7 +93,7 @@ def _may_see_jobs(request: HttpRequest, obj: Any) -> bool:
     return obj is not None and may_see(request.user, "job")
 
 
-def _row(job: Job) -> tuple[Any, ...]:
+def _build_row(job: Job) -> tuple[Any, ...]:
     name = make_readable(job.jobtype)
     with suppress(NoReverseMatch):  # an admin site may have no page for jobs
         name = format_html('<a href="{}">{}</a>', reverse("admin:django_faktory_job_change", args=[job.pk]), name)

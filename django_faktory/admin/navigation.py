@@ -1,4 +1,4 @@
-"""The navigation bar above each page of the admin: the pages that the user may see, with numbers of jobs."""
+"""The navigation bar above each page of the admin: the pages that the user may see, some with a count."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from ..core.lifecycle import State
 from ..models import OutboxEntry, WorkerProcess
 from ..models.permissions import may_see
 from ..store.statistics import counts
-from .formats import StrOrPromise, format_number
+from .formats import StrOrPromise, format_job_count, format_number
 
 
 class NavigationLink(NamedTuple):
@@ -29,18 +29,15 @@ class NavigationLink(NamedTuple):
     is_current: bool
 
 
-def _count_failed(all_counts: counts.AllCounts) -> str:
-    failed = (State.DEAD, State.RETRIES)
-    is_partial = any(all_counts.is_partial(state) for state in failed)
-    return format_number(sum(all_counts.of(state) for state in failed)) + ("+" if is_partial else "")
+def _format_failed(all_counts: counts.AllCounts) -> str:
+    return format_job_count(all_counts, State.DEAD, State.RETRIES)
 
 
-def _count_waiting(all_counts: counts.AllCounts) -> str:
-    is_partial = all_counts.is_partial(State.ENQUEUED)
-    return format_number(all_counts.of(State.ENQUEUED)) + ("+" if is_partial else "")
+def _format_waiting(all_counts: counts.AllCounts) -> str:
+    return format_job_count(all_counts, State.ENQUEUED)
 
 
-def _count_workers(all_counts: counts.AllCounts) -> str:
+def _format_workers(all_counts: counts.AllCounts) -> str:
     return format_number(all_counts.workers[WorkerProcess.Phase.RUNNING])
 
 
@@ -49,16 +46,16 @@ class _Page(NamedTuple):
     url_name: str
     resource: str
     field: str | None = None
-    read_number: Callable[[counts.AllCounts], str] | None = None
+    format_number: Callable[[counts.AllCounts], str] | None = None
 
 
 _PAGES = (
     _Page(_("Overview"), "overview_changelist", "overview"),
     _Page(_("Tasks"), "tasks", "overview", "tasks"),
     _Page(_("Jobs"), "job_changelist", "job"),
-    _Page(_("Errors"), "job_errors", "job", None, _count_failed),
-    _Page(_("Queues"), "queue_changelist", "queue", None, _count_waiting),
-    _Page(_("Workers"), "workerprocess_changelist", "workerprocess", None, _count_workers),
+    _Page(_("Errors"), "job_errors", "job", None, _format_failed),
+    _Page(_("Queues"), "queue_changelist", "queue", None, _format_waiting),
+    _Page(_("Workers"), "workerprocess_changelist", "workerprocess", None, _format_workers),
     _Page(_("Batches"), "batch_changelist", "batch"),
     _Page(_("Cron"), "cronentry_changelist", "cronentry"),
     _Page(_("Limits"), "limit_changelist", "limit"),
@@ -71,24 +68,25 @@ _PAGES = (
 def build_navigation(request: HttpRequest) -> list[NavigationLink]:
     """Return the links that the user may follow. Pages of features that are not in use are left out."""
     pages = [(page, url) for page in _PAGES if (url := _find_url(page, request))]
-    numbers = None
-    if may_see(request.user, "overview") and any(page.read_number for page, _url in pages):
+    all_counts = None
+    if may_see(request.user, "overview") and any(page.format_number for page, _url in pages):
         using = conf.get("DATABASE")
-        numbers = counts.shared_bounded_counts(using=using, worker_timeout_s=conf.get("WORKER_TIMEOUT"))
-    # The address of the errors begins with that of the jobs: the longest one is that of the page.
+        all_counts = counts.shared_bounded_counts(using=using, worker_timeout_s=conf.get("WORKER_TIMEOUT"))
+    # The URL of the errors begins with that of the jobs, so the longest match is the current page.
     current = max((url for _page, url in pages if request.path.startswith(url)), key=len, default="")
-    entries = []
+    links = []
     for page, url in pages:
-        number = page.read_number(numbers) if page.read_number and numbers else ""
+        number = page.format_number(all_counts) if page.format_number and all_counts else ""
+        # Failed jobs, or no running worker.
         is_bad = (
-            number not in ("", "0") if page.resource == "job" else page.url_name.startswith("worker") and number == "0"
+            number not in ("", "0") if page.resource == "job" else page.resource == "workerprocess" and number == "0"
         )
-        entries.append(NavigationLink(page.label, url, number, is_bad, url == current))
-    return entries
+        links.append(NavigationLink(page.label, url, number, is_bad, url == current))
+    return links
 
 
 def _find_url(page: _Page, request: HttpRequest) -> str:
-    """Return the address of the page, "" if the user may not see it or the feature is not in use."""
+    """Return the URL of the page; "" if the user may not see it or the feature is not in use."""
     if not may_see(request.user, page.resource, page.field):
         return ""
     try:

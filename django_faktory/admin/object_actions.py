@@ -40,15 +40,15 @@ def add_list_actions(admin_class: type[FaktoryModelAdmin], actions: Mapping[str,
     """
     admin_class.actions = tuple(actions)
     for name, (label, needs) in actions.items():
-        verb = needs.partition(".")[2]
-        setattr(admin_class, name, _build_list_action(name, label, verb))
-        # Those of Django stay: `FaktoryModelAdmin` adds conditions to them.
-        if not hasattr(admin.ModelAdmin, f"has_{verb}_permission"):
-            setattr(admin_class, f"has_{verb}_permission", requires_permission(needs))
+        permission = needs.partition(".")[2]
+        setattr(admin_class, name, _build_list_action(name, label, permission))
+        # Django's own, such as has_change_permission, stay: `FaktoryModelAdmin` adds conditions to them.
+        if not hasattr(admin.ModelAdmin, f"has_{permission}_permission"):
+            setattr(admin_class, f"has_{permission}_permission", requires_permission(needs))
 
 
-def _build_list_action(name: str, label: StrOrPromise, verb: str) -> Callable[..., Any]:
-    @admin.action(description=label, permissions=[verb])
+def _build_list_action(name: str, label: StrOrPromise, permission: str) -> Callable[..., Any]:
+    @admin.action(description=label, permissions=[permission])
     def execute(model_admin: Any, request: HttpRequest, queryset: QuerySet[Any]) -> Any:
         return model_admin.execute(request, queryset, name)
 
@@ -56,7 +56,7 @@ def _build_list_action(name: str, label: StrOrPromise, verb: str) -> Callable[..
 
 
 class ObjectActionsMixin(FaktoryModelAdmin):
-    """Model admin base for rows that are identified by `name` in messages."""
+    """Add the operations of `object_actions` as buttons and list actions; messages show the `name` of the row."""
 
     object_actions: ClassVar[Mapping[str, ObjectAction]]
     """The operations by their names in addresses and forms. Each is also an action of the list."""
@@ -64,10 +64,10 @@ class ObjectActionsMixin(FaktoryModelAdmin):
 
     def __init_subclass__(cls) -> None:
         super().__init_subclass__()
-        # A project's subclass may choose other list actions, so the table adds them to the class that has it.
+        # Only for the class that defines the table: a project's subclass may choose other list actions.
         if "object_actions" in vars(cls):
-            labels = {verb: (one.list_label or one.label, one.needs) for verb, one in cls.object_actions.items()}
-            add_list_actions(cls, labels)
+            list_actions = {verb: (one.list_label or one.label, one.needs) for verb, one in cls.object_actions.items()}
+            add_list_actions(cls, list_actions)
 
     def buttons(self, row: Any) -> list[str]:
         """Return the names of the operations that are possible for this row now."""

@@ -35,6 +35,7 @@ class PollBudget:
     def __init__(self, share: float = SHARE) -> None:
         self._share = share
         self._lock = threading.Lock()
+        # Share of a core that the polls would use if every page had the factor 1.
         self._demand = 0.0
         self._updated_at = 0.0
 
@@ -51,13 +52,13 @@ class PollBudget:
 budget = PollBudget()
 
 
-def _forget() -> None:
+def _replace_budget() -> None:
     global budget  # noqa: PLW0603
     budget = PollBudget()
 
 
 # A forked process has its own share, and another thread of the parent may have held the lock.
-os.register_at_fork(after_in_child=_forget)
+os.register_at_fork(after_in_child=_replace_budget)
 
 
 def _read_factor(request: HttpRequest) -> float:
@@ -67,7 +68,7 @@ def _read_factor(request: HttpRequest) -> float:
 
 
 def with_poll_factor(view: View) -> View:
-    """Wrap a view so that its answers to polls have the header."""
+    """Wrap a view so that its answers to polls have the header with the factor."""
 
     @wraps(view)
     def measured_view(request: HttpRequest, *args: Any, **kwargs: Any) -> HttpResponseBase:

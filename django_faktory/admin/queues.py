@@ -12,6 +12,7 @@ from django.db.models import QuerySet
 from django.http import HttpRequest, HttpResponse, HttpResponseRedirect
 from django.urls import reverse
 from django.utils.html import format_html
+from django.utils.http import urlencode
 from django.utils.translation import gettext, gettext_noop, ngettext, pgettext
 from django.utils.translation import gettext_lazy as _
 
@@ -89,7 +90,7 @@ class QueueAdmin(ReadOnlyAdmin):
 
     @admin.display(description=_("state"))
     def state(self, queue: Queue) -> str:
-        """Return whether the queue is open or paused, and since when."""
+        """Return whether the queue is active or paused, and for how long it has been paused."""
         if queue.paused_at is None:
             return pgettext("state of a queue", "active")
         text = gettext("paused for %(age)s") % {"age": format_age(queue.paused_at)}
@@ -108,13 +109,13 @@ class QueueAdmin(ReadOnlyAdmin):
                 "pause": _read_pause(queue) if queue.paused_at else None,
                 "may_see_limits": may_see(request.user, "queue", "limit"),
                 "may_set_limits": may(request.user, "limit.add"),
-                **self._timings(request, queue),
+                **self._build_timings(request, queue),
                 "jobs": jobs_link(queue=queue.name),
                 "queue_actions": self._possible_actions(request, queue),
             }
         return super().render_change_form(request, context, *args, **kwargs)
 
-    def _timings(self, request: HttpRequest, queue: Queue) -> dict[str, Any]:
+    def _build_timings(self, request: HttpRequest, queue: Queue) -> dict[str, Any]:
         """Return charts of the queue's jobs, and their timings by task."""
         using, period = alias_of(queue), read_period(request)
         history = timings.read_history(queue.name, timings.QUEUE, period, using=using)
@@ -162,7 +163,7 @@ class QueueAdmin(ReadOnlyAdmin):
             self.message_user(request, gettext("Clear one queue at a time."), messages.WARNING)
             return None
         # In steps, because one request could not discard a queue of millions.
-        params = jobs_link(queue=names[0], verb="clear").partition("?")[2]
+        params = urlencode({"queue": names[0], "verb": "clear"})
         return HttpResponseRedirect(f"{reverse('admin:django_faktory_job_all')}?{params}")
 
     def _apply(
@@ -172,13 +173,14 @@ class QueueAdmin(ReadOnlyAdmin):
         # Exactly the rows that are logged: a second evaluation of `queryset` could match others.
         queues = Queue.objects.using(queryset.db).filter(pk__in=[row.pk for row in rows])
         changed = change(queues)
+        is_pause = change is bulk.pause
         if changed:  # else another user was faster
-            log_action(request, [row for row in rows if (row.paused_at is None) == (change is bulk.pause)], summary)
+            log_action(request, [row for row in rows if (row.paused_at is None) == is_pause], summary)
         message = ngettext("%(done)s: %(number)s queue.", "%(done)s: %(number)s queues.", changed)
         message %= {"done": gettext(summary), "number": format_number(changed)}
         if unchanged := len(rows) - changed:
             skipped = gettext("%(number)s skipped: already active.")
-            if change is bulk.pause:
+            if is_pause:
                 skipped = gettext("%(number)s skipped: already paused.")
             message += f" {skipped % {'number': format_number(unchanged)}}"
         self.message_user(request, message, messages.WARNING if unchanged else messages.SUCCESS)

@@ -16,7 +16,7 @@ from django.template.response import SimpleTemplateResponse
 
 _UNSAFE = "\x00-\x08\x0b\x0c\x0e-\x1f\x7f-\x9f\u202a-\u202e\u2066-\u2069\ud800-\udfff"
 _unsafe_pattern = re.compile(f"[{_UNSAFE}]")
-# Tags stay unchanged, because their attributes send texts back to the server, and so do the contents of text areas.
+# Tags and text areas stay unchanged, because the browser sends their texts back to the server.
 _text_pattern = re.compile(rf"(<textarea\b.*?</textarea>|<[^>]*>)|([{_UNSAFE}])", re.DOTALL)
 
 View = Callable[..., HttpResponseBase]
@@ -28,7 +28,7 @@ def make_readable(text: str) -> str:
 
 
 def with_readable_text(view: View) -> View:
-    """Wrap a view so that its pages contain no such character."""
+    """Wrap a view so that its pages show symbols in place of these characters."""
 
     @wraps(view)
     def readable_view(*args: Any, **kwargs: Any) -> HttpResponseBase:

@@ -52,7 +52,7 @@ def test_the_page_lists_current_problems(admin_client):
         ">3 h</time>",
         "Timeout",
         "order N took N s",
-        "Jobs that the Faktory server refused: 1",
+        "Refused jobs in the outbox: 1",
         "Worker app-1:7 sends no heartbeat",
     ):
         assert text in page

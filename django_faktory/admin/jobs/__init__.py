@@ -1,1 +1,1 @@
-"""Admin pages for operations: overview, jobs, errors, queues, workers."""
+"""Admin pages of jobs: the list, one job, errors, bulk actions, and *Run a task*."""

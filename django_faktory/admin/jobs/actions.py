@@ -69,7 +69,7 @@ ACTIONS = {
         ),
     ),
 }  # fmt: skip
-"""Actions by the name used in URLs and buttons. `clear` is an action on a queue, all other ones on any job."""
+"""Actions by the name used in URLs and buttons. `clear` acts on the jobs of a queue, the other actions on any job."""
 
 
 def execute(name: str, ids: Sequence[int], *, using: str) -> int:
@@ -85,14 +85,14 @@ def execute(name: str, ids: Sequence[int], *, using: str) -> int:
 def get_allowed_actions(job: Job, request: HttpRequest) -> list[tuple[str, JobAction]]:
     """Return the actions that the user may perform on this job now.
 
-    For a failed job retry and requeue have the same effect; only retry is returned. A dead job need not be killed.
+    For a failed job retry and requeue have the same effect; only retry is returned. Kill is left out for a dead job.
     """
     allowed = [
         (name, action)
         for name, action in ACTIONS.items()
         if name != "clear" and job.state in action.states and action.is_allowed(request)
     ]
-    names = [name for name, _ in allowed]
+    names = [name for name, _action in allowed]
     superfluous = {"requeue"} if "retry" in names else set()
     if job.state == State.DEAD:
         superfluous.add("kill")

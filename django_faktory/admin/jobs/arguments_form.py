@@ -62,13 +62,13 @@ class ArgumentsForm(forms.Form):
         super().__init__(data, prefix="arg")
         self._task = task
         self._parameters = {parameter.name: parameter for parameter in parameters_of(task)}
-        self._stored_args = len(stored[0]) if stored else None
-        self._before = self._values_of(*stored) if stored else {}
+        self._stored_args_count = len(stored[0]) if stored else None
+        self._stored_values = self._values_of(*stored) if stored else {}
         self.args: list[Any] = []
         self.kwargs: dict[str, Any] = {}
         hints = _read_hints(task)
         for name, parameter in self._parameters.items():
-            shown = self._before.get(name, _default_of(parameter, task))
+            shown = self._stored_values.get(name, _default_of(parameter, task))
             self.fields[name], self.initial[name] = _build_field(parameter, hints.get(name, Any), shown, task)
 
     def _values_of(self, args: Sequence[Any], kwargs: Mapping[str, Any]) -> dict[str, Any]:
@@ -97,24 +97,23 @@ class ArgumentsForm(forms.Form):
         return cleaned
 
     def _choose_value(self, name: str, cleaned: Any) -> Any:
-        """Return the value as it was before if the user has not changed its text."""
+        """Return the cleaned value, or the stored one or ABSENT if the user has not changed the text."""
         # A browser sends line breaks of text areas as CRLF.
-        data = str(self[name].data or "").replace("\r\n", "\n")
-        is_unchanged = data == str(self.initial[name] or "")
-        return self._before.get(name, ABSENT) if is_unchanged and self._can_be_absent(name) else cleaned
-
-    def _can_be_absent(self, name: str) -> bool:
+        if str(self[name].data or "").replace("\r\n", "\n") != str(self.initial[name] or ""):
+            return cleaned
+        if name in self._stored_values:
+            return self._stored_values[name]
         parameter = self._parameters[name]
         is_further = parameter.kind in (Parameter.VAR_POSITIONAL, Parameter.VAR_KEYWORD)
-        return name in self._before or is_further or parameter.default is not Parameter.empty
+        return ABSENT if is_further or parameter.default is not Parameter.empty else cleaned
 
     def _build_call(self, values: Mapping[str, Any]) -> tuple[list[Any], dict[str, Any]]:
         """Return the call: by position the arguments without a default or that the job had there, others by name."""
         args: list[Any] = []
         kwargs: dict[str, Any] = {}
-        last_forced = self._count_forced(values)
+        forced_count = self._count_forced(values)
         is_contiguous = True
-        for place, (name, parameter) in enumerate(self._parameters.items()):
+        for position, (name, parameter) in enumerate(self._parameters.items()):
             value = values[name]
             match parameter.kind:
                 case Parameter.VAR_POSITIONAL:
@@ -123,11 +122,11 @@ class ArgumentsForm(forms.Form):
                     kwargs |= self._check_keywords(name, {} if value is ABSENT else value)
                 case Parameter.KEYWORD_ONLY:
                     kwargs |= {} if value is ABSENT else {name: value}
-                case _ if place < last_forced:
+                case _ if position < forced_count:
                     args.append(self._require_value(name, value))
                 case _ if value is ABSENT:
                     is_contiguous = False
-                case _ if is_contiguous and self._is_by_position(place, parameter):
+                case _ if is_contiguous and self._is_by_position(position, parameter):
                     args.append(value)
                 case _:
                     is_contiguous = False
@@ -137,17 +136,17 @@ class ArgumentsForm(forms.Form):
     def _count_forced(self, values: Mapping[str, Any]) -> int:
         """Return how many parameters must be given by position, because a later argument has no other way."""
         count = 0
-        for place, (name, parameter) in enumerate(self._parameters.items()):
+        for position, (name, parameter) in enumerate(self._parameters.items()):
             is_given = values[name] is not ABSENT
             if parameter.kind is Parameter.POSITIONAL_ONLY and is_given:
-                count = place + 1
+                count = position + 1
             elif parameter.kind is Parameter.VAR_POSITIONAL and is_given and values[name]:
-                count = place
+                count = position
         return count
 
-    def _is_by_position(self, place: int, parameter: Parameter) -> bool:
-        if self._stored_args is not None:
-            return place < self._stored_args
+    def _is_by_position(self, position: int, parameter: Parameter) -> bool:
+        if self._stored_args_count is not None:
+            return position < self._stored_args_count
         return parameter.default is Parameter.empty
 
     def _require_value(self, name: str, value: Any) -> Any:
@@ -165,6 +164,10 @@ class ArgumentsForm(forms.Form):
         if taken:
             raise ValueError(f"{name}: {taken[0]} has a field of its own")
         return keywords
+
+
+# Each field below has `to_text`: it returns the text that shows a JSON value. It raises ValueError if the field cannot
+# show the value.
 
 
 class _BlankField(forms.CharField):

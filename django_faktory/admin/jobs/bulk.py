@@ -132,7 +132,7 @@ def parse_search(text: str) -> Query:
 
 def _parse_word(word: str, using: str) -> Query:
     jobs = Job.objects.using(using)
-    # The jid first: it is the only exact one of them.
+    # The jid first: it is the only exact match.
     if jids := _find_jids(jobs, word):
         return Query(jids=jids)
     by_last_part = task_names.expand_short_names(Query(tasks=(Pattern(word),)), using=using)
@@ -178,7 +178,9 @@ class BulkRun:
     every_s: float = 0.0
     """Seconds between two retries; 0 retries all at once."""
     first_at: float = 0.0
+    """Unix time of the beginning, at which the first retry is due."""
     placed: int = 0
+    """Number of jobs in scope that the finished steps have handled, skipped ones included."""
     changed: int = 0
     is_over: bool = False
 

@@ -114,8 +114,10 @@ class BulkViews(ReadOnlyAdmin):
 
     def _list_url(self, params: QueryDict | None = None) -> str:
         address = reverse("admin:django_faktory_job_changelist")
-        if params is None or "error" in params:
-            return reverse("admin:django_faktory_job_errors") if params else address
+        if params is None:
+            return address
+        if "error" in params:
+            return reverse("admin:django_faktory_job_errors")
         filters = params.copy()
         filters.pop("verb", None)
         return f"{address}?{filters.urlencode()}"

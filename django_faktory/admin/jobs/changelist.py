@@ -32,7 +32,7 @@ _TABS = (
     State.ENQUEUED, State.SCHEDULED, State.WORKING, State.RETRIES, State.DEAD, State.SUCCEEDED, State.BLOCKED,
     State.DISCARDED, State.EXPIRED,
 )  # fmt: skip
-_MARKS = {State.DEAD: "faktory-bad", State.RETRIES: "faktory-warn", State.SUCCEEDED: "faktory-good"}
+_STATE_CLASSES = {State.DEAD: "faktory-bad", State.RETRIES: "faktory-warn", State.SUCCEEDED: "faktory-good"}
 
 
 class StateFilter(admin.SimpleListFilter):
@@ -87,7 +87,7 @@ class JobAdmin(JobViews, RunViews, ErrorViews, BulkViews):
         "Or a job ID or its beginning, a task, an error, or words of its message."
     )
     ordering = ("-id",)
-    # No index serves a sort by the other columns, and the table can be large.
+    # No index serves a sort by a column of the list, and the table can be large.
     sortable_by = ()
     paginator = CappedPaginator
     list_per_page = 50
@@ -148,17 +148,17 @@ class JobAdmin(JobViews, RunViews, ErrorViews, BulkViews):
             "filters": f"{filters.urlencode()}&state={state}" if state else filters.urlencode(),
         }
         response = super().changelist_view(request, {**page_context, **(extra_context or {})})
-        # The list has counted its rows. A query of its own could read the whole table: PostgreSQL does not use the
-        # primary key for `LIMIT 1` of a search that it expects to match many rows.
-        rows = (getattr(response, "context_data", None) or {}).get("cl")
-        if rows is not None and rows.query and not rows.result_count:
-            self._suggest(request, rows.query)
+        # The list has counted its rows. Another query could read the whole table: PostgreSQL does not use the primary
+        # key for `LIMIT 1` of a search that it expects to match many rows.
+        change_list = (getattr(response, "context_data", None) or {}).get("cl")
+        if change_list is not None and change_list.query and not change_list.result_count:
+            self._suggest(request, change_list.query)
         return response
 
     @admin.display(description=_("state"))
     def marked_state(self, job: Job) -> str:
         """Return the state, highlighted if it needs attention."""
-        return format_html('<span class="{}">{}</span>', _MARKS.get(State(job.state), ""), STATES[job.state])
+        return format_html('<span class="{}">{}</span>', _STATE_CLASSES.get(State(job.state), ""), STATES[job.state])
 
     @admin.display(description=_("task"))
     def task(self, job: Job) -> str:

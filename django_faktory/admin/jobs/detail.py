@@ -105,9 +105,9 @@ def build_context(
     """Return the template's context. `stored` are the job's long texts, the payload as far as it may be seen."""
     payload = stored["payload"]
     # A text that was cut off cannot be parsed.
-    members = _members(payload.text) if payload.is_whole else {}
+    members = _parse_members(payload.text) if payload.is_whole else {}
     # Keyword arguments are in `custom`, because the protocol has positional arguments only.
-    custom = _members(members.get("custom", ""))
+    custom = _parse_members(members.get("custom", ""))
     shown_texts = {column: build_shown_text(text, urls[column]) for column, text in stored.items() if text.size}
     for name, text in (("args", members.get("args", "")), ("kwargs", custom.get("kwargs", ""))):
         if text:
@@ -118,7 +118,7 @@ def build_context(
         "is_final": job.state in FINAL,
         "facts": [
             (name, value)
-            for name, value in [*_build_facts(job), (gettext("Trace"), _trace(custom.get("traceparent", "")))]
+            for name, value in [*_build_facts(job), (gettext("Trace"), _link_trace(custom.get("traceparent", "")))]
             if value not in (None, "", "–")
         ],
         "times": [(name, at) for name, at in _build_times(job) if at is not None],
@@ -132,15 +132,15 @@ def build_context(
     }
 
 
-def editable_call(job: Job, payload: StoredText) -> tuple[str, str, str]:
+def read_editable_call(job: Job, payload: StoredText) -> tuple[str, str, str]:
     """Return a job's arguments and keyword arguments as text to edit, and why they cannot be edited.
 
     The reason is "" if they can be edited.
     """
     if not payload.is_whole:
         return "", "", str(TOO_LONG)
-    members = _members(redaction.redact_job(job.jobtype, payload.text))
-    kwargs = _members(members.get("custom", "")).get("kwargs", "")
+    members = _parse_members(redaction.redact_job(job.jobtype, payload.text))
+    kwargs = _parse_members(members.get("custom", "")).get("kwargs", "")
     call = format_json(members.get("args", "[]"), MAX_EDITED), format_json(kwargs, MAX_EDITED) or "{}"
     if any(len(text) > MAX_EDITED for text in call):
         return "", "", str(TOO_LONG)
@@ -167,8 +167,8 @@ def name_arguments(job: Job, payload: StoredText, shown: StoredText) -> list[Sho
     if task is None:
         return []
     try:
-        stored_args, stored_kwargs = _raw_call(payload.text)
-        args, kwargs = _raw_call(shown.text)
+        stored_args, stored_kwargs = _split_call(payload.text)
+        args, kwargs = _split_call(shown.text)
         if len(args) == 1 and is_encrypted([decode(args[0])]):
             return []
     except FaktoryError:
@@ -199,11 +199,11 @@ def _describe_value(raw: str, *, is_plain: bool) -> str:
     return format_json(raw, ARGUMENT_BYTES)
 
 
-def _raw_call(payload: str) -> tuple[list[str], dict[str, str]]:
+def _split_call(payload: str) -> tuple[list[str], dict[str, str]]:
     """Return the JSON text of each argument. Raises InvalidPayload."""
     members = last_members(payload)
-    kwargs = _members(members.get("custom", "")).get("kwargs", "")
-    return items(members.get("args", "[]")), _members(kwargs)
+    kwargs = _parse_members(members.get("custom", "")).get("kwargs", "")
+    return items(members.get("args", "[]")), _parse_members(kwargs)
 
 
 def build_timeline(job: Job, history: StoredText) -> list[TimelineEntry]:
@@ -215,7 +215,7 @@ def build_timeline(job: Job, history: StoredText) -> list[TimelineEntry]:
     number = unrecorded + sum(run.has_failed for run in omitted_runs)
     texts = _cut_runs(job, shown_runs)
     entries = [TimelineEntry(gettext("Enqueued"), job.created_at)]
-    current = _current_entry(job)
+    current = _build_current_entry(job)
     if number:
         text = ngettext("%(number)s earlier attempt", "%(number)s earlier attempts", number)
         entries.append(TimelineEntry(text % {"number": number}, None))
@@ -223,7 +223,7 @@ def build_timeline(job: Job, history: StoredText) -> list[TimelineEntry]:
         started_at, failed_at = _parse_time(run.started_at), _parse_time(run.failed_at)
         log_count = log.count("\n") + bool(log)
         if run.kind == LOGGED:
-            # The acknowledgement of a running job follows: a run that was lost has another entry behind this one.
+            # A log is stored before the ACK of its run. After a lost run, another entry follows.
             if run is runs[-1] and job.state in (State.SUCCEEDED, State.WORKING):
                 current = current._replace(log=log, log_count=log_count)
             else:  # its end was reported too late, or not at all
@@ -250,7 +250,7 @@ def build_timeline(job: Job, history: StoredText) -> list[TimelineEntry]:
                 release=cut(run.release, MESSAGE_BYTES),
             )
         )
-    newest = max((place for place, entry in enumerate(entries) if entry.backtrace), default=None)
+    newest = max((index for index, entry in enumerate(entries) if entry.backtrace), default=None)
     if newest is not None:
         entries[newest] = entries[newest]._replace(is_open=True)
     return [*entries, current]
@@ -311,7 +311,7 @@ _WAITS = {
 }
 
 
-def _current_entry(job: Job) -> TimelineEntry:
+def _build_current_entry(job: Job) -> TimelineEntry:
     state = State(job.state)
     if state in _WAITS:
         title, column = _WAITS[state]
@@ -341,31 +341,31 @@ def _build_facts(job: Job) -> list[tuple[str, Any]]:
         (gettext("Task"), job.jobtype),
         (gettext("State"), STATES[job.state]),
         (gettext("Queue"), _admin_link("queue", job.queue, job.queue)),
-        (gettext("About"), _subject(job.about)),
+        (gettext("About"), _link_related_object(job.about)),
         (gettext("Priority"), job.priority or None),
         (gettext("Attempts"), attempts if job.attempts else None),
         (gettext("Interruptions"), job.interruptions or None),
         (gettext("Lost workers"), job.losses or None),
-        (gettext("Progress"), _progress(job, using)),
+        (gettext("Progress"), _render_progress(job, using)),
         (
             gettext("Cancelled"),
             gettext("requested; the worker was notified") if job.is_cancelled and job.state == State.WORKING else None,
         ),
-        (gettext("Worker"), _worker(job, using)),
-        (gettext("Batch"), _batch(job.bid, using)),
-        (gettext("Callback of batch"), _batch(job.callback_of, using)),
+        (gettext("Worker"), _link_worker(job, using)),
+        (gettext("Batch"), _link_batch(job.bid, using)),
+        (gettext("Callback of batch"), _link_batch(job.callback_of, using)),
         (gettext("Lock"), job.lock_key),
         (gettext("Lock held by"), holder_of(job)),
         (gettext("Lock token"), job.lock_token),
         (gettext("Limit of the key"), job.limit_key),
-        (gettext("Blocked by limit"), _limiter(job, using)),
+        (gettext("Blocked by limit"), _link_limit(job, using)),
         (gettext("Unique until"), job.unique_expires_at),
-        (gettext("Cron entry"), _cron(job, using)),
-        (gettext("Job ID"), _copyable(job.jid)),
+        (gettext("Cron entry"), _link_cron_entry(job, using)),
+        (gettext("Job ID"), _render_copyable(job.jid)),
     ]
 
 
-def _copyable(jid: str) -> SafeString:
+def _render_copyable(jid: str) -> SafeString:
     """Return the job ID with a button that copies it, which the page's script shows."""
     button = render_to_string(
         "admin/django_faktory/copy.html", {"source": "faktory-jid", "label": gettext("Copy job ID")}
@@ -373,10 +373,10 @@ def _copyable(jid: str) -> SafeString:
     return format_html('<span id="faktory-jid">{}</span> {}', jid, button)
 
 
-def _trace(traceparent: str) -> SafeString | None:
+def _link_trace(traceparent: str) -> SafeString | None:
     """Return a link to the trace that the job belongs to, if the project has set `TRACE_URL`."""
     address = str(conf.get("TRACE_URL"))
-    with suppress(FaktoryError):  # any client writes this member
+    with suppress(FaktoryError):  # any client can write this member
         trace_id = trace_id_of(decode(traceparent)) if address and traceparent else ""
         if trace_id:
             link = '<a href="{}" rel="noreferrer">{}</a>'
@@ -384,7 +384,7 @@ def _trace(traceparent: str) -> SafeString | None:
     return None
 
 
-def _limiter(job: Job, using: str) -> Any:
+def _link_limit(job: Job, using: str) -> Any:
     """Return the limit that blocks the job, as a link."""
     limiter = Limiter.objects.using(using).filter(pk=job.limiter).first() if job.limiter is not None else None
     return None if limiter is None else _admin_link("limit", limiter.limit_id, str(limiter))
@@ -406,7 +406,7 @@ def _build_times(job: Job) -> list[tuple[str, datetime | None]]:
     ]
 
 
-def _progress(job: Job, using: str) -> SafeString | str:
+def _render_progress(job: Job, using: str) -> SafeString | str:
     tracking = Tracking.objects.using(using).filter(jid=job.jid).first()
     # A tracking row older than the job belongs to an earlier job with the same jid.
     if tracking is None or tracking.updated_at < job.created_at:
@@ -418,7 +418,7 @@ def _progress(job: Job, using: str) -> SafeString | str:
     return format_html(bar, tracking.percent, desc, gettext("Progress"))
 
 
-def _worker(job: Job, using: str) -> SafeString | str | None:
+def _link_worker(job: Job, using: str) -> SafeString | str | None:
     if not job.wid:
         return None
     # The row of a worker is deleted some time after its end: no link then.
@@ -426,7 +426,7 @@ def _worker(job: Job, using: str) -> SafeString | str | None:
     return _admin_link("workerprocess", job.wid, job.wid) if has_page else job.wid
 
 
-def _batch(bid: str | None, using: str) -> SafeString | str | None:
+def _link_batch(bid: str | None, using: str) -> SafeString | str | None:
     if not bid:
         return None
     # Without the texts of its callbacks, which may be long. A finished batch is deleted after a while.
@@ -434,7 +434,7 @@ def _batch(bid: str | None, using: str) -> SafeString | str | None:
     return bid if batch is None else _admin_link("batch", batch.pk, batch.description[:200] or bid)
 
 
-def _cron(job: Job, using: str) -> SafeString | str | None:
+def _link_cron_entry(job: Job, using: str) -> SafeString | str | None:
     run = CronRun.objects.using(using).filter(jid=job.jid).select_related("entry").order_by("-pk").first()
     return None if run is None else _admin_link("cronentry", run.entry.pk, run.entry.name)
 
@@ -444,7 +444,7 @@ def _admin_link(model: str, pk: int | str, label: str) -> SafeString:
     return format_html('<a href="{}"><bdi>{}</bdi></a>', row_link(model, pk), label)
 
 
-def _subject(about: str | None) -> SafeString | str | None:
+def _link_related_object(about: str | None) -> SafeString | str | None:
     """Return the related object with links to its admin page and to all its jobs."""
     if not about:
         return None
@@ -458,7 +458,8 @@ def _subject(about: str | None) -> SafeString | str | None:
     return format_html('{} (<a href="{}">{}</a>)', link, jobs_link(about=about), gettext("all its jobs"))
 
 
-def _members(text: str) -> dict[str, str]:
+def _parse_members(text: str) -> dict[str, str]:
+    """Return the JSON text of each member of an object; {} for any other text."""
     # `custom` may be missing, or null.
     if not text.startswith("{"):
         return {}

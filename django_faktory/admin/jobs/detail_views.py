@@ -122,7 +122,7 @@ class JobViews(ReadOnlyAdmin):
         job = Job.objects.using(conf.get("DATABASE")).defer(*self.long_texts).filter(pk=pk).first()
         if job is None:
             return self.answer_missing(request)
-        args, kwargs, problem = detail.editable_call(job, texts.read(job, "payload")["payload"])
+        args, kwargs, problem = detail.read_editable_call(job, texts.read(job, "payload")["payload"])
         seen = _fingerprint(args, kwargs)
         form = None if problem else _build_form(request, job, args, kwargs)
         if request.method == "POST" and not problem:
@@ -131,7 +131,7 @@ class JobViews(ReadOnlyAdmin):
                 changes = _read_changes(request, form)
                 if changes is not None:
                     edit.edit(job.jid, changes, using=conf.get("DATABASE"))
-                    return self._finish_edit(request, job, call_text(args, kwargs), changes)
+                    return self._finish_edit(request, job, format_call(args, kwargs), changes)
             except FaktoryError as error:
                 problem = error_text(error)
             # The form shows the same texts again if they are refused, so that no input is lost.
@@ -143,7 +143,7 @@ class JobViews(ReadOnlyAdmin):
         )  # fmt: skip
 
     def _finish_edit(self, request: HttpRequest, job: Job, before: str, changes: edit.Changes) -> HttpResponse:
-        after = call_text(encode(changes.args), encode(changes.kwargs))
+        after = format_call(encode(changes.args), encode(changes.kwargs))
         # Hidden arguments must not be in the log either.
         details = "" if redaction.is_on() else f" from {before} to {after}"
         log_action(request, [job], f"Edited its arguments{details}")
@@ -165,7 +165,7 @@ def _read_changes(request: HttpRequest, form: ArgumentsForm | None) -> edit.Chan
     """Return the submitted arguments; None if the form shows errors. Raises InvalidPayload, which names the field."""
     if form is not None:
         return edit.Changes(form.args, form.kwargs) if form.is_valid() else None
-    return _changes(request.POST["args"], request.POST.get("kwargs", "") or "{}")
+    return _parse_changes(request.POST["args"], request.POST.get("kwargs", "") or "{}")
 
 
 def _fingerprint(args: str, kwargs: str) -> str:
@@ -182,13 +182,13 @@ def _refuse_stale(request: HttpRequest, seen: str, *, has_form: bool) -> None:
         raise InvalidPayload(gettext("The task has changed meanwhile. Edit the arguments as JSON."))
 
 
-def call_text(args: str, kwargs: str) -> str:
+def format_call(args: str, kwargs: str) -> str:
     """Return arguments as one short line of JSON."""
     named = "" if decode(kwargs or "{}") == {} else f" {compact(kwargs)}"
     return texts.cut(f"{compact(args)}{named}", LOGGED_BYTES)
 
 
-def _changes(args: str, kwargs: str) -> edit.Changes:
+def _parse_changes(args: str, kwargs: str) -> edit.Changes:
     """Parse the submitted arguments. Raises InvalidPayload, which names the field."""
     arguments: dict[str, Any] = {}
     for name, text, expected_type, problem in (

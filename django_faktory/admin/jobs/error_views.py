@@ -34,7 +34,7 @@ from . import bulk as bulk_actions
 
 JOBS_SHOWN = 20
 GROUPS_SHOWN = 200
-RETRIES_READ = 1001
+RETRIES_COUNTED = 1000
 CHARTED = 5000
 """Dead jobs of a group, the latest ones, that its chart counts."""
 FAILURE_SHOWN = 50_000
@@ -72,7 +72,7 @@ class ErrorViews(ReadOnlyAdmin):
         self._require_view_permission(request)
         using, kind = conf.get("DATABASE"), _parse_kind(request)
         scope = bulk_actions.BulkScope("", kind)
-        # The place is not a column: read the newest ids and compare the places of those.
+        # The place is not a column: read the newest ids and compare the places of their jobs.
         ids = list(
             error_groups.ids_of_kind(
                 error_groups.filter_kind(kind, using=using).order_by("-pk")[: bulk_actions.COUNTED + 1], kind
@@ -81,7 +81,7 @@ class ErrorViews(ReadOnlyAdmin):
         columns = ("jid", "jobtype", "queue", "state", "failures", "losses", "finished_at", "about")
         latest = list(Job.objects.using(using).filter(pk__in=ids[:JOBS_SHOWN]).order_by("-pk").only(*columns))
         retrying = error_groups.filter_kind(kind, using=using, state=State.RETRIES)
-        retrying_ids = list(error_groups.ids_of_kind(retrying.order_by("-pk")[:RETRIES_READ], kind))
+        retrying_ids = list(error_groups.ids_of_kind(retrying.order_by("-pk")[: RETRIES_COUNTED + 1], kind))
         failed = latest or list(
             Job.objects.using(using).filter(pk__in=retrying_ids[:JOBS_SHOWN]).order_by("-pk").only(*columns)
         )
@@ -102,7 +102,7 @@ class ErrorViews(ReadOnlyAdmin):
             latest=latest,
             failure=_read_latest_failure(failed),
             releases=", ".join(error_groups.read_releases([job.pk for job in failed], using=using)),
-            retrying=format_capped(len(retrying_ids), RETRIES_READ - 1),
+            retrying=format_capped(len(retrying_ids), RETRIES_COUNTED),
             retrying_url=jobs_link(state="retries", q=f'error:"{kind.errtype}" task:"{kind.jobtype}"'),
             may_retry=retry.is_allowed(request),
             may_edit=may(request.user, "job.change"),

@@ -29,7 +29,7 @@ from ...tasks.compat import InvalidTask
 from ..base import ReadOnlyAdmin, log_action, requires_permission
 from ..formats import error_text
 from .arguments_form import ArgumentsForm
-from .detail_views import call_text
+from .detail_views import format_call
 
 _EARLIEST, _LATEST = datetime(1970, 1, 2, tzinfo=UTC), datetime(9999, 12, 30, tzinfo=UTC)
 """Times that every database and time zone can represent."""
@@ -139,7 +139,7 @@ class RunViews(ReadOnlyAdmin):
         result = task.enqueue(*decoded[0], **decoded[1])
         job = Job.objects.using(conf.get("DATABASE")).defer("payload").filter(jid=result.id).first()
         is_hidden = redaction.is_on() or encryption.is_enabled(task.encrypt)
-        details = "" if is_hidden else f" with {call_text(encode(args), encode(kwargs))}"
+        details = "" if is_hidden else f" with {format_call(encode(args), encode(kwargs))}"
         # A worker may have ended the job already; or the jobs are stored elsewhere.
         row = job or Job(jid=result.id, jobtype=task.jobtype)
         log_action(request, [row], gettext_noop("Enqueued manually") + details)

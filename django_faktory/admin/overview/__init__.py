@@ -1,1 +1,1 @@
-"""The overview page of the admin."""
+"""The overview page of the admin, and the pages of tasks."""

@@ -121,6 +121,7 @@ def build_chart(title: str, points: Sequence[Point], marks: tuple[Mark, ...] = (
 def build_line_chart(title: str, points: Sequence[Latencies], marks: tuple[Mark, ...] = ()) -> LineChart:
     """Return a chart of quantiles over time, with a logarithmic axis from 1 ms to the next power of ten."""
     longest = max((point.p99 or 0.0 for point in points), default=0.0)
+    # Minus 1e-9: a rounding error must not add a decade above an exact power of ten.
     decades = max(1, math.ceil(math.log10(max(longest, MIN_LATENCY_S) / MIN_LATENCY_S) - 1e-9))
     lines = tuple(
         Line(name, _build_path([getattr(point, name) for point in points], decades)) for name in ("p50", "p95", "p99")

@@ -9,7 +9,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from datetime import UTC, datetime, timedelta
 from functools import partial
-from heapq import nlargest, nsmallest
+from heapq import nlargest
 from typing import NamedTuple
 
 from django.db.models import Sum
@@ -19,22 +19,20 @@ from django.utils.translation import get_language, gettext
 
 from ... import conf
 from ...core.lifecycle import State
-from ...models import Counter, Job, JobQuerySet, Queue, WorkerProcess
+from ...models import Counter, Job, Queue, WorkerProcess
 from ...operations.error_groups import ErrorGroup, group_failed
 from ...store import queues, workers
 from ...store.shared_reads import shared
-from ...store.statistics import counts as statistics
-from ...store.statistics import histograms
+from ...store.statistics import counts, histograms
 from ..base import jobs_link, row_link
-from ..formats import format_age, format_duration, format_number, make_aware
+from ..formats import format_age, format_duration, format_job_count, format_number, make_aware
 from ..labels import PHASES, STATES
 from .alarms import AlarmLine, read_alarm_lines
 from .charts import Chart, Point, build_chart
 
 # Each statement of the page reads a bounded number of rows, however large the tables are.
-COUNTED = 5000
 QUEUES_READ, QUEUES_SHOWN = 100, 20
-ROWS = 10
+ROWS_SHOWN = 10
 FAILED_JOBS_READ = 500
 MINUTES, MINUTES_PER_BAR = 180, 3
 DAYS = 30
@@ -113,58 +111,52 @@ def read(
     # Texts of times depend on language and zone.
     key = (_read_numbers, parts, get_language(), timezone.get_current_timezone_name())
     numbers = shared(key, read_now, using=using) if is_shared else read_now()
-    # They quote no job, so the permission of the page suffices (ADR 0034).
+    # Alarms quote no job, so the permission of the page suffices (ADR 0034).
     return replace(numbers, alarms=read_alarm_lines(may, using=using))
 
 
 def _read_numbers(parts: Sequence[str], *, using: str) -> OverviewData:
     now = timezone.now()
-    counts = statistics.shared_bounded_counts(using=using, worker_timeout_s=conf.get("WORKER_TIMEOUT"))
+    all_counts = counts.shared_bounded_counts(using=using, worker_timeout_s=conf.get("WORKER_TIMEOUT"))
     # Only a complete snapshot shows which queues are the fullest.
-    queues_ = _all_queues(counts) if counts.is_complete else _first_queues(using)
+    queue_lines = _select_fullest(all_counts) if all_counts.is_complete else _read_first_queues(using)
     return OverviewData(
         at=now,
-        tiles=[_build_tile(counts, state) for state in _TILES],
+        tiles=[_build_tile(all_counts, state) for state in _TILES],
         charts=[_build_recent_chart(now, using), _build_daily_chart(now, using)],
-        queues=sorted(queues_.fullest, key=lambda line: line.name),
-        hidden_queues=queues_.total - len(queues_.fullest),
+        queues=sorted(queue_lines.fullest, key=lambda line: line.name),
+        hidden_queues=queue_lines.total - len(queue_lines.fullest),
         # Parts that the user may not see are not even queried.
-        running=_running_lines(now, using) if "running" in parts else None,
-        workers=_worker_lines(using) if "workers" in parts else None,
+        running=_read_running(now, using) if "running" in parts else None,
+        workers=_read_workers(using) if "workers" in parts else None,
         alarms=[],
-        groups=_largest_groups(using) if "errors" in parts else None,
+        groups=_read_largest_groups(using) if "errors" in parts else None,
     )
 
 
-def _build_tile(counts: statistics.AllCounts, state: State) -> Tile:
-    number = _format_count(counts, state)
+def _build_tile(all_counts: counts.AllCounts, state: State) -> Tile:
+    number = format_job_count(all_counts, state)
     return Tile(str(STATES[state]), number, jobs_link(state=str(state)), state is State.DEAD and number != "0")
 
 
-def _format_count(counts: statistics.AllCounts, state: State) -> str:
-    """Format the number of jobs in this state, with a plus sign if the count is partial."""
-    return format_number(counts.of(state)) + ("+" if counts.is_partial(state) else "")
-
-
-def _all_queues(counts: statistics.AllCounts) -> QueueLines:
-    def line(name: str) -> QueueLine:
-        size, latency_s = counts.queues[name], counts.latencies.get(name, 0.0)
-        return _build_line(name, size, format_number(size), latency_s, is_paused=name in counts.paused)
+def _select_fullest(all_counts: counts.AllCounts) -> QueueLines:
+    def build(name: str) -> QueueLine:
+        size, latency_s = all_counts.queues[name], all_counts.latencies.get(name, 0.0)
+        return _build_queue_line(name, size, format_number(size), latency_s, is_paused=name in all_counts.paused)
 
     # Equal sizes remain in the order of names.
-    fullest = nlargest(QUEUES_SHOWN, counts.queues, key=counts.queues.__getitem__)
-    return QueueLines([line(name) for name in fullest], len(counts.queues))
+    fullest = nlargest(QUEUES_SHOWN, all_counts.queues, key=all_counts.queues.__getitem__)
+    return QueueLines([build(name) for name in fullest], len(all_counts.queues))
 
 
-def _first_queues(using: str) -> QueueLines:
-    """Return the first queues by name, for databases too large to count every queue for a page."""
+def _read_first_queues(using: str) -> QueueLines:
+    """Return the fullest of the first queues by name, for databases too large to count every queue for a page."""
     rows = list(Queue.objects.using(using).order_by("name")[: QUEUES_READ + 1])
     lines = build_queue_lines(rows[:QUEUES_READ], using=using)
-    fullest = nsmallest(QUEUES_SHOWN, lines, key=lambda line: (-line.size, line.name))
-    return QueueLines(fullest, len(rows))
+    return QueueLines(nlargest(QUEUES_SHOWN, lines, key=lambda line: line.size), len(rows))
 
 
-def _build_line(name: str, size: int, depth: str, latency_s: float, *, is_paused: bool) -> QueueLine:
+def _build_queue_line(name: str, size: int, depth: str, latency_s: float, *, is_paused: bool) -> QueueLine:
     return QueueLine(
         name=name,
         size=size,
@@ -178,9 +170,9 @@ def _build_line(name: str, size: int, depth: str, latency_s: float, *, is_paused
 
 def build_queue_lines(rows: Sequence[Queue], *, using: str) -> list[QueueLine]:
     """Return these queues with size and latency."""
-    waiting = read_waiting([queue.name for queue in rows], using=using)
+    waiting = _read_waiting([queue.name for queue in rows], using=using)
     return [
-        _build_line(queue.name, size, _format_size(size), latency_s, is_paused=queue.paused_at is not None)
+        _build_queue_line(queue.name, size, _format_size(size), latency_s, is_paused=queue.paused_at is not None)
         for queue, (size, latency_s) in ((queue, waiting[queue.name]) for queue in rows)
     ]
 
@@ -189,7 +181,7 @@ def _format_size(size: int) -> str:
     return format_number(size) + ("+" if size >= queues.COUNTED else "")
 
 
-def read_waiting(names: Sequence[str], *, using: str) -> dict[str, queues.Waiting]:
+def _read_waiting(names: Sequence[str], *, using: str) -> dict[str, queues.Waiting]:
     """Return size and latency of each queue, read in groups of `QUEUES_READ`."""
     waiting_by_queue: dict[str, queues.Waiting] = {}
     for start in range(0, len(names), QUEUES_READ):
@@ -198,24 +190,21 @@ def read_waiting(names: Sequence[str], *, using: str) -> dict[str, queues.Waitin
     return waiting_by_queue
 
 
-def running_jobs(*, using: str) -> JobQuerySet:
-    """Return the running jobs, the longest running first, at most `ROWS`."""
+def _read_running(now: datetime, using: str) -> list[tuple[Job, str]]:
+    """Return the jobs that have run longest, each with the time since its start."""
     # Without the long texts, which no list shows.
     columns = ("jid", "jobtype", "queue", "wid", "started_at", "about")
-    return Job.objects.using(using).working().order_by("started_at").only(*columns)[:ROWS]
+    jobs = Job.objects.using(using).working().order_by("started_at").only(*columns)[:ROWS_SHOWN]
+    return [(job, format_age(job.started_at or now)) for job in jobs]
 
 
-def _running_lines(now: datetime, using: str) -> list[tuple[Job, str]]:
-    return [(job, format_age(job.started_at or now)) for job in running_jobs(using=using)]
-
-
-def _largest_groups(using: str) -> list[ErrorGroup]:
+def _read_largest_groups(using: str) -> list[ErrorGroup]:
     return group_failed(using=using, limit=FAILED_JOBS_READ).groups[:5]
 
 
-def _worker_lines(using: str) -> list[WorkerLine]:
-    timeout_s = conf.get("WORKER_TIMEOUT")
-    rows = list(WorkerProcess.objects.using(using).filter(workers.living(timeout_s)).order_by("started_at")[:ROWS])
+def _read_workers(using: str) -> list[WorkerLine]:
+    living = workers.living(conf.get("WORKER_TIMEOUT"))
+    rows = list(WorkerProcess.objects.using(using).filter(living).order_by("started_at")[:ROWS_SHOWN])
     job_counts = workers.count_jobs_of([row.wid for row in rows], using=using)
     return [
         WorkerLine(
@@ -240,8 +229,8 @@ def is_stale(worker: WorkerProcess) -> bool:
 
     A worker that never sent a heartbeat is not stale.
     """
-    limit = timezone.now() - timedelta(seconds=conf.get("WORKER_TIMEOUT"))
-    return worker.beat_at is not None and make_aware(worker.beat_at) < make_aware(limit)
+    oldest_allowed = timezone.now() - timedelta(seconds=conf.get("WORKER_TIMEOUT"))
+    return worker.beat_at is not None and make_aware(worker.beat_at) < make_aware(oldest_allowed)
 
 
 def _build_recent_chart(now: datetime, using: str) -> Chart:

@@ -31,8 +31,8 @@ from ..base import ReadOnlyAdmin, describe_action, jobs_link, log_action, row_li
 from ..formats import StrOrPromise, format_latency, format_number
 from ..jobs.run_views import find_run_link
 from .charts import Chart, Latencies, LineChart, Mark, Point, build_chart, build_line_chart, build_marks
+from .data import FAILED_JOBS_READ
 
-FAILED_JOBS_READ = 500
 CRON_SHOWN = 5
 
 
@@ -90,15 +90,14 @@ def build_charts(
     """Return the charts of one task or queue, with marks where workers started."""
     intervals = timings.split_intervals(history, period)
     first, interval_s = intervals[0][0], period.interval.total_seconds()
-    labels = [_format_interval(at, period) for at, _ in intervals]
-    sums = [series for _, series in intervals]
+    series = [(_format_interval(at, period), one) for at, one in intervals]
     marks: tuple[Mark, ...] = ()
     if may_see_workers:
         starts = timings.read_deployments(first, using=using)
         marks = build_marks([(at, _describe_start(at, count)) for at, count in starts], first, interval_s)
-    jobs = [Point(label, series.succeeded, series.failed) for label, series in zip(labels, sums, strict=True)]
-    waits = [Latencies(label, *timings.estimate_quantiles(one.waits)) for label, one in zip(labels, sums, strict=True)]
-    runs = [Latencies(label, *timings.estimate_quantiles(one.runs)) for label, one in zip(labels, sums, strict=True)]
+    jobs = [Point(label, one.succeeded, one.failed) for label, one in series]
+    waits = [Latencies(label, *timings.estimate_quantiles(one.waits)) for label, one in series]
+    runs = [Latencies(label, *timings.estimate_quantiles(one.runs)) for label, one in series]
     return TimingCharts(
         build_chart(gettext("Finished runs"), jobs, marks),
         build_line_chart(gettext("Waiting time"), waits, marks),
@@ -125,7 +124,7 @@ class TaskViews(ReadOnlyAdmin):
         return [
             path("tasks/", wrap(self._tasks), name="django_faktory_tasks"),
             path("tasks/one/", wrap(self._task), name="django_faktory_task"),
-            path("tasks/pause/", wrap(self._pause), name="django_faktory_task_pause"),
+            path("tasks/pause/", wrap(self._pause_or_resume), name="django_faktory_task_pause"),
             *super().get_urls(),
         ]
 
@@ -156,7 +155,7 @@ class TaskViews(ReadOnlyAdmin):
         using, period, name = conf.get("DATABASE"), read_period(request), _read_name(request.GET.get("task", ""))
         sees_limits = may(request.user, "limit.view")
         limit = Limit.objects.using(using).filter(scope=Scope.TASK, name=name).first() if sees_limits else None
-        # Of the longest period, which has the others in it.
+        # The longest period includes the others.
         history = timings.read_history(name, TASK, PERIODS["30d"], using=using)
         totals = [(one, build_line(timings.build_total(name, history, one), "")) for one in PERIODS.values()]
         groups = group_failed(using=using, limit=FAILED_JOBS_READ).groups
@@ -182,8 +181,8 @@ class TaskViews(ReadOnlyAdmin):
             run_url=find_run_link(name) if may(request.user, "job.add") else "",
         )
 
-    def _pause(self, request: HttpRequest) -> HttpResponse:
-        """Pause or resume a task."""
+    def _pause_or_resume(self, request: HttpRequest) -> HttpResponse:
+        """Pause or resume the task of the form. POST only."""
         if request.method != "POST":
             return self.answer_get(request, reverse("admin:django_faktory_tasks"))
         name, verb = _read_name(request.POST.get("task", "")), request.POST.get("verb", "")

@@ -20,7 +20,7 @@ REFRESHED_EVERY_S = 5
 
 
 class OverviewAdmin(TaskViews):
-    """Admin of the overview, with the part of it that is reloaded, and of the pages of tasks."""
+    """Admin of the overview page, its reloaded part, and the pages of tasks."""
 
     def has_module_permission(self, request: HttpRequest) -> bool:
         """Return whether the user may see the overview, and with it the entry in the admin index."""

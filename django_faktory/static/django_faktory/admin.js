@@ -14,10 +14,10 @@
     if (same) same.focus({ preventScroll: true });
   };
 
-  // Each page has another token, which is no change of its contents.
+  // The CSRF token differs in each answer, which is no change of the contents.
   const withoutToken = (html) => html.replace(/name="csrfmiddlewaretoken" value="[^"]*"/g, "");
 
-  const openOnes = (part) => [...part.querySelectorAll("details")].map((one) => one.open);
+  const openStates = (part) => [...part.querySelectorAll("details")].map((one) => one.open);
 
   // On a phone a row of a table is shown as a card, whose cells need the names of their columns.
   const labelCells = (root) => {
@@ -25,17 +25,17 @@
       if (table.id === "result_list" && table.closest("[x-data]")) return; // django-unfold has cards of its own
       // The head of a sorted column also has links and its place in the order.
       const nameOf = (head) => head.dataset.name || (head.querySelector(".text") || head).textContent.trim();
-      const heads = [...table.querySelectorAll("thead tr:last-child th")].map(nameOf);
-      const first = table.querySelectorAll("thead tr").length > 1 ? null : heads;
-      table.classList.toggle("faktory-cards", Boolean(first));
-      if (!first) return; // a head of two rows: it scrolls instead
+      const columns = [...table.querySelectorAll("thead tr:last-child th")].map(nameOf);
+      const hasOneHead = table.querySelectorAll("thead tr").length <= 1;
+      table.classList.toggle("faktory-cards", hasOneHead);
+      if (!hasOneHead) return; // a head of two rows: it scrolls instead
       table.querySelectorAll("tbody tr").forEach((row) => {
-        [...row.children].forEach((cell, place) => { cell.dataset.label = first[place] || ""; });
+        [...row.children].forEach((cell, index) => { cell.dataset.label = columns[index] || ""; });
       });
     });
   };
 
-  // Says beside each time how long ago it was, or in how much time it will be, in the language of the page.
+  // Adds to each time how long ago it was, or how far ahead it is, in the language of the page.
   const UNITS = [["day", 86400], ["hour", 3600], ["minute", 60], ["second", 1]];
   const showAges = (root) => {
     const format = new Intl.RelativeTimeFormat(document.documentElement.lang || "en", { style: "short" });
@@ -64,9 +64,9 @@
 
   const replace = (part, html) => {
     const focus = focusOf(part);
-    const open = openOnes(part);
+    const states = openStates(part);
     part.innerHTML = html;
-    part.querySelectorAll("details").forEach((one, place) => { one.open = Boolean(open[place]); });
+    part.querySelectorAll("details").forEach((one, index) => { one.open = Boolean(states[index]); });
     labelCells(part);
     showAges(part);
     offerCopies(part);
@@ -84,7 +84,7 @@
     restoreFocus(form, focus);
   };
 
-  // The user is choosing rows or typing: a new version of the part would take that away.
+  // The user is choosing rows or typing: a new version of the part would discard the input.
   const isInUse = (part) =>
     part.querySelector('input:checked, select:focus, input:not([type="checkbox"]):focus, textarea:focus') !== null ||
     [...part.querySelectorAll('input[type="text"], input[name="why"]')].some((one) => one.value);
@@ -108,14 +108,14 @@
       stale.textContent = text;
       stale.hidden = !text;
     };
-    const every = Number(part.dataset.faktoryEvery || 5) * 1000;
+    const everyMs = Number(part.dataset.faktoryEvery || 5) * 1000;
     let factor = 1; // the server raises it while many pages are open
     let paused = false;
     let timer = 0;
     let shown = "";
     const plan = () => {
       clearTimeout(timer);
-      if (!paused && !document.hidden) timer = setTimeout(refresh, every * factor);
+      if (!paused && !document.hidden) timer = setTimeout(refresh, everyMs * factor);
     };
     const refresh = async () => {
       try {
@@ -138,8 +138,8 @@
           put(part, html);
           shown = withoutToken(html);
         }
-        const wait = Math.round((every * factor) / 1000);
-        warn(wait > 30 ? "busy" : "", wait);
+        const waitS = Math.round((everyMs * factor) / 1000);
+        warn(waitS > 30 ? "busy" : "", waitS);
         if (part.querySelector("[data-faktory-ended]")) return;
       } catch (error) {
         warn("offline");
@@ -158,8 +158,8 @@
     plan();
   };
 
-  // Sends the form of a step and shows the page that is returned, until that has no form.
-  const goOn = async (work) => {
+  // Sends the form of a bulk action's next step and shows the returned page, until a page has no form.
+  const continueRun = async (work) => {
     const form = work.querySelector("form[data-faktory-step]");
     if (!form) return;
     const stop = (name) => {
@@ -181,7 +181,7 @@
       stop("stopped");
       return;
     }
-    goOn(work);
+    continueRun(work);
   };
 
   // A second click on a button must not send its form again. A page from the browser's history can send once more.
@@ -211,6 +211,6 @@
       const put = form.id === "changelist-form" ? replaceList : replace;
       keepFresh(form, window.location.href, (answer) => partOfPage(answer, form.id), put);
     });
-    document.querySelectorAll("[data-faktory-work]").forEach(goOn);
+    document.querySelectorAll("[data-faktory-work]").forEach(continueRun);
   });
 })();
