@@ -6,7 +6,7 @@ from collections.abc import Iterator
 from typing import Any, ClassVar
 
 from django.contrib import admin, messages
-from django.db.models import Q, QuerySet
+from django.db.models import QuerySet
 from django.http import HttpRequest
 from django.urls import reverse
 from django.utils.html import format_html, format_html_join
@@ -66,16 +66,14 @@ _KIND_LABELS = {
     Kind.COMPLETE: pgettext_lazy("callback of a batch", "complete"),
     Kind.SUCCESS: pgettext_lazy("callback of a batch", "success"),
 }
-_STAGES: dict[str, tuple[StrOrPromise, Q]] = {
-    "open": (pgettext_lazy("stage of a batch", "open"), Q(expires_at__isnull=False) | Q(reopened_until__isnull=False)),
-    "running": (
-        pgettext_lazy("stage of a batch", "running"),
-        Q(committed_at__isnull=False, finished_at=None, reopened_until=None),
-    ),
-    "failing": (pgettext_lazy("stage of a batch", "failing"), Q(failed__gt=0)),
-    "broken": (pgettext_lazy("stage of a batch", "cannot succeed"), Q(is_broken=True)),
-    "over": (pgettext_lazy("stage of a batch", "finished"), Q(finished_at__isnull=False)),
+_STAGES: dict[str, StrOrPromise] = {
+    "open": pgettext_lazy("stage of a batch", "open"),
+    "running": pgettext_lazy("stage of a batch", "running"),
+    "failing": pgettext_lazy("stage of a batch", "failing"),
+    "broken": pgettext_lazy("stage of a batch", "cannot succeed"),
+    "over": pgettext_lazy("stage of a batch", "finished"),
 }
+"""The labels of `tree.STAGES`."""
 
 
 class StageFilter(admin.SimpleListFilter):
@@ -86,14 +84,12 @@ class StageFilter(admin.SimpleListFilter):
 
     def lookups(self, request: HttpRequest, model_admin: Any) -> list[tuple[str, StrOrPromise]]:  # noqa: ARG002
         """Return the stages; a batch may be in several of them."""
-        return [(key, words) for key, (words, _condition) in _STAGES.items()]
+        return list(_STAGES.items())
 
     def queryset(self, request: HttpRequest, queryset: QuerySet[Batch]) -> QuerySet[Batch]:  # noqa: ARG002
         """Return the batches of the chosen stage."""
-        _words, condition = _STAGES.get(self.value() or "", ("", Q()))
-        if self.value() == "failing":
-            condition |= Q(bid__in=batch_tree.find_failing_ancestors(using=queryset.db))
-        return queryset.filter(condition)
+        stage = self.value()
+        return batch_tree.in_stage(queryset, stage) if stage in _STAGES else queryset
 
 
 class LevelFilter(admin.SimpleListFilter):
@@ -373,16 +369,16 @@ def _format_stage(batch: Batch, *, is_failing_below: bool = False) -> SafeString
     problem = _find_problem(batch, is_failing_below=is_failing_below)
     if is_open(batch) and not (batch.is_expired or batch.is_broken):
         return gettext("reopened") if batch.is_committed else gettext("not committed")
-    return _mark_bad(problem) if problem else str(_STAGES["running"][0])
+    return _mark_bad(problem) if problem else str(_STAGES["running"])
 
 
 def _find_problem(batch: Batch, *, is_failing_below: bool) -> str:
     problems = (
         # Before `is_broken`, which an expiry sets too: this text says more.
         (batch.is_expired, gettext("expired: not committed in time")),
-        (batch.is_broken, str(_STAGES["broken"][0])),
+        (batch.is_broken, str(_STAGES["broken"])),
         (batch.complete_failed or batch.success_failed, gettext("a callback failed")),
-        (batch.failed, str(_STAGES["failing"][0])),
+        (batch.failed, str(_STAGES["failing"])),
         (is_failing_below, gettext("a nested batch is failing")),
     )
     return next((text for is_true, text in problems if is_true), "")

@@ -7,6 +7,7 @@ from difflib import get_close_matches
 
 from msgspec import structs
 
+from ..core.histograms import OTHER
 from ..core.queries import Pattern, Query
 from ..store.statistics import histograms
 from ..tasks.base import registered
@@ -17,7 +18,7 @@ SUGGESTED = 5
 
 def known_tasks(*, using: str) -> set[str]:
     """Return the tasks of this project, and those in any language with the most starts."""
-    started = {jobtype for _, jobtype in histograms.read_totals(using=using)}
+    started = {jobtype for _, jobtype in histograms.read_totals(using=using) if jobtype != OTHER}
     return started | {task.jobtype for task in registered()}
 
 

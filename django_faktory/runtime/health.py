@@ -13,7 +13,7 @@ from django.db.migrations.executor import MigrationExecutor
 
 from .. import conf
 from ..core.lifecycle import State
-from ..errors import FaktoryError
+from ..errors import BrokerUnavailable, FaktoryError
 from ..models import Job, WorkerProcess
 from ..operations import alarms
 from ..store.transactions import first_line
@@ -70,7 +70,8 @@ def _run_check(check: Callable[[], str]) -> str:
 
 
 def _describe_outage(error: Exception) -> str:
-    return f"database unavailable: {first_line(error)}"
+    # The broker's error says so itself.
+    return first_line(error) if isinstance(error, BrokerUnavailable) else f"database unavailable: {first_line(error)}"
 
 
 def _check_database(using: str) -> str:

@@ -147,7 +147,9 @@ def test_a_paused_quieted_or_released_row_is_reported_to_the_second_user(two):
     assert LogEntry.objects.count() == 1
     WorkerFactory(wid="w1", beat_at=timezone.now())
     workers = address("workerprocess_changelist")
-    assert "Quiet requested for 1 worker: it gets no more jobs." in post(ada, workers, action="quiet", _selected_action="w1")
+    assert "Quiet requested for 1 worker: it gets no more jobs." in post(
+        ada, workers, action="quiet", _selected_action="w1"
+    )
     WorkerFactory(wid="w2", beat_at=timezone.now())
     line = post(grace, workers, action="quiet", _selected_action=["w1", "w2"])
     assert line.startswith("Quiet requested for 1 worker: ")

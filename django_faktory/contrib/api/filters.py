@@ -9,13 +9,14 @@ from typing import Any
 
 import django_filters
 from django import forms
-from django.db.models import Q, QuerySet
+from django.db.models import QuerySet
 from django_filters.rest_framework import FilterSet
 from msgspec.structs import replace
 
 from ...core.queries import MAX_TEXT, Query
 from ...errors import InvalidQuery
 from ...models import Batch, CronEntry, Job, WorkerProcess
+from ...store.batches import tree
 from ...tasks.redaction import query_of
 
 # Each name is also a key of the query language, see docs/queries.md.
@@ -130,28 +131,19 @@ class WorkerFilter(FilterSet):
     hostname = _Text(field_name="hostname", max_length=255, help_text="On this machine.")
 
 
-# Each condition matches a partial index of batches, or the index of live ones.
-_STAGES = {
-    "open": Q(committed_at=None, finished_at=None, expired_at=None) | Q(reopened_until__isnull=False),
-    "running": Q(committed_at__isnull=False, finished_at=None),
-    "failing": Q(failed__gt=0, finished_at=None),
-    "over": Q(finished_at__isnull=False),
-}
-
-
 class BatchFilter(FilterSet):
     """Filter batches by stage and parent, both served by an index."""
 
     stage = django_filters.ChoiceFilter(
-        choices=[(name, name) for name in _STAGES],
+        choices=[(name, name) for name in tree.STAGES],
         method="by_stage",
-        help_text="Not committed, running, running with failed members, or ended.",
+        help_text="Not committed, running, with failed members here or in a nested batch, unable to succeed, or ended.",
     )
     parent = _Text(field_name="parent_bid", max_length=255, help_text="Children of this batch.")
 
     def by_stage(self, rows: QuerySet[Batch], _: str, stage: str) -> QuerySet[Batch]:
         """Return the batches in the chosen stage."""
-        return rows.filter(_STAGES[stage])
+        return tree.in_stage(rows, stage)
 
 
 class CronFilter(FilterSet):

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import secrets
 from collections.abc import Callable
+from functools import wraps
 
 from django.conf import settings
 from django.db import transaction
@@ -25,6 +26,7 @@ View = Callable[[HttpRequest], HttpResponse]
 def _guard(view: View) -> View:
     """Wrap a view: require the bearer token if one is set, disable caching, allow safe methods only."""
 
+    @wraps(view)
     def guard(request: HttpRequest) -> HttpResponse:
         token = str(conf.get("METRICS_TOKEN"))
         authorization = request.headers.get("Authorization", "")

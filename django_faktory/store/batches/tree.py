@@ -1,15 +1,25 @@
-"""Read the tree of a batch: its ancestors and all their descendants. Changes nothing."""
+"""Read batches: the tree of one, its ancestors and all their descendants, and those in a stage. Changes nothing."""
 
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
 
-from django.db.models import Max, Q
+from django.db.models import Max, Q, QuerySet
 
 from ...models import Batch
 
 HAS_FAILED = Q(failed__gt=0) | Q(is_broken=True) | Q(complete_failed=True) | Q(success_failed=True)
 """Batches with a failed member or callback."""
+
+# Each condition matches a partial index of batches, or the index of live ones.
+STAGES = {
+    "open": Q(expires_at__isnull=False) | Q(reopened_until__isnull=False),
+    "running": Q(committed_at__isnull=False, finished_at=None, reopened_until=None),
+    "failing": Q(failed__gt=0, finished_at=None),
+    "broken": Q(is_broken=True),
+    "over": Q(finished_at__isnull=False),
+}
+"""Stages by which lists are filtered. A batch may be in several of them."""
 
 RECENT = 20_000
 """Number of the newest batches that are searched for failed ones: no index contains the failed batches."""
@@ -45,6 +55,14 @@ def tree_of(batch: Batch, *, max_count: int = MAX_BATCHES) -> list[Batch]:
         siblings = children.setdefault(node.parent_bid, [])
         siblings += [node] if node not in siblings else []
     return _depth_first(path[0], children)
+
+
+def in_stage(batches: QuerySet[Batch], stage: str) -> QuerySet[Batch]:
+    """Filter batches by a stage of `STAGES`. A batch is failing, too, if a batch nested in it is."""
+    condition = STAGES[stage]
+    if stage == "failing":
+        condition |= Q(bid__in=find_failing_ancestors(using=batches.db))
+    return batches.filter(condition)
 
 
 def with_nested(bids: Iterable[str], *, using: str) -> Iterator[list[str]]:

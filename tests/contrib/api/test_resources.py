@@ -11,7 +11,7 @@ from django_faktory.core.payloads import NewBatch
 from django_faktory.models import Batch, Job, JobLock, Limit, Queue, WorkerProcess
 from django_faktory.models.cron import CronEntry, CronRun
 from django_faktory.operations import bulk, serializers
-from django_faktory.store.batches import batches
+from django_faktory.store.batches import batches, tree
 from tests.factories import T0, JobFactory, QueueFactory, WorkerFactory
 from tests.project.tasks import add
 
@@ -169,12 +169,22 @@ def test_a_batch_lists_its_children_and_members(as_root):
 
 def test_batches_are_filtered_by_stage(as_root):
     family()
+    Batch.objects.update(expires_at=T0)
     running = Batch.objects.create(bid="running", committed_at=T0)
     failing = Batch.objects.create(bid="failing", committed_at=T0, total=1, pending=1, failed=1)
     over = Batch.objects.create(bid="over", committed_at=T0, finished_at=T0)
-    found = {stage: names(as_root("GET", "batches/", stage=stage), "bid") for stage in ("running", "failing", "over")}
-    assert found == {"running": [failing.bid, running.bid], "failing": [failing.bid], "over": [over.bid]}
-    assert len(names(as_root("GET", "batches/", stage="open"), "bid")) == 4
+    reopened = Batch.objects.create(bid="reopened", committed_at=T0, reopened_until=T0)
+    above = Batch.objects.create(bid="above", committed_at=T0, children=1, open_children=1, unsucceeded_children=1)
+    below = Batch.objects.create(
+        bid="below", committed_at=T0, parent_bid="above", depth=1, total=1, pending=1, failed=1, is_broken=True
+    )
+    found = {stage: set(names(as_root("GET", "batches/", stage=stage), "bid")) for stage in tree.STAGES}
+    assert found["running"] == {failing.bid, running.bid, above.bid, below.bid}
+    assert found["failing"] == {failing.bid, above.bid, below.bid}
+    assert found["broken"] == {below.bid}
+    assert found["over"] == {over.bid}
+    assert reopened.bid in found["open"]
+    assert len(found["open"]) == 5
     assert as_root("GET", "batches/", stage="nonsense").status == 400
 
 

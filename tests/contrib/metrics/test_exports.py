@@ -17,7 +17,9 @@ from prometheus_client.parser import text_string_to_metric_families
 
 from django_faktory.contrib.metrics import views
 from django_faktory.core.histograms import OTHER, JobTiming, Recorder, Series
+from django_faktory.errors import BrokerUnavailable
 from django_faktory.models import Batch, Job, Queue, WorkerProcess
+from django_faktory.operations import alarms
 from django_faktory.operations.statistics import MAX_EXPORTED, read
 from django_faktory.runtime import statsd
 from django_faktory.store.statistics import histograms
@@ -173,6 +175,14 @@ class TestProbes:
 
     def test_the_liveness_probe_checks_the_database(self):
         assert self.probe(views.healthz) == (200, {"database": "ok"})
+
+    def test_an_outage_is_named_once(self, monkeypatch):
+        def fail(**_):
+            raise BrokerUnavailable("database unavailable: no such table: x")
+
+        monkeypatch.setattr(alarms, "read", fail)
+        answer = views.healthz(RequestFactory().get("/?deep"))
+        assert json.loads(answer.content)["checks"]["alarms"] == "database unavailable: no such table: x"
 
     def test_the_readiness_probe_requires_a_running_worker(self):
         code, checks = self.probe(views.readyz)

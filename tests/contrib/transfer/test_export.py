@@ -123,7 +123,7 @@ def test_export_refuses_while_workers_are_connected(faktory, server):
     WorkerFactory(wid="w1")
     JobFactory()
     answer = faktory("export-faktory", server.url, "--yes")
-    assert (answer.code, "1 workers are connected" in answer.err, Job.objects.count()) == (1, True, 1)
+    assert (answer.code, "1 worker connected here" in answer.err, Job.objects.count()) == (1, True, 1)
 
 
 def test_the_answer_has_the_documented_shape(give):

@@ -1,6 +1,7 @@
 """Test `manage.py faktory edit` and `locks`."""
 
 import io
+import re
 from datetime import timedelta
 
 import pytest
@@ -86,6 +87,14 @@ def test_locks_shows_keys_holders_and_the_number_of_waiting_jobs(asked, faktory,
     assert found == (lock.pk, "shop 1", lock.jid, 1)
     assert "shop 1" in faktory("locks", "list", "shop 1").out
     assert faktory("locks", "list", "shop 2").code == 2
+
+
+def test_a_key_beyond_the_limit_of_the_list_is_not_reported_as_unlocked(faktory, lock):
+    later = {"acquired_at": lock.acquired_at, "expires_at": lock.expires_at, "lease": lock.lease}
+    for key in ("shop 3", "shop 4"):
+        JobLock.objects.create(key=key, jid=f"holder of {key}", attempt=1, wid="w1", **later)
+    answer = faktory("locks", "list", "shop 1", "shop 2", "shop 3", "shop 4", "--limit", "1")
+    assert re.findall(r"no job has a lock of the key (.*)", answer.err) == ["shop 2"]
 
 
 def test_release_asks_and_makes_the_next_job_ready(asked, faktory, lock, monkeypatch):

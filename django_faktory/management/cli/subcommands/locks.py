@@ -38,7 +38,7 @@ def _list(call: Invocation, keys: list[str], using: str) -> int:
     documents = [lock_of(lock) | {"waiting": _count_waiting(lock, using)} for lock in rows[:limit]]
     heads = ("TOKEN", "KEY", "JID", "WORKER", "HELD SINCE", "EXPIRES", "WAITING")
     call.screen.listing({"locks": documents, "is_more": len(rows) > limit}, heads, map(_line, documents))
-    locked_keys = {lock.key for lock in rows}
+    locked_keys = set(locks.values_list("key", flat=True)) if keys else set()
     for key in keys:
         if key not in locked_keys:
             call.screen.note(f"no job has a lock of the key {key}")

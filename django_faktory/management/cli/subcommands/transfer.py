@@ -60,7 +60,7 @@ def _export(call: Invocation) -> int:
             redis.refuse_other_clients()
             # A worker could run a job here while it is written there.
             if workers := counts.snapshot(using=alias)["workers"]:
-                raise Unsupported(f"{call.name}: {workers} workers are connected here: stop them first")
+                raise Unsupported(f"{call.name}: {quantity(workers, 'worker')} connected here: stop them first")
         return _run_transfer(
             call, Export(redis, alias, layout=call.options["layout"] or "", is_dry=call.options["dry_run"])
         )

@@ -30,7 +30,7 @@ def _workers(call: Invocation) -> int:
     # The protocol has no list of workers; INFO has their number.
     if call.alias is None:
         count = call.broker.info().get("workers")
-        text = f"{count} workers; the protocol reports no details of them"
+        text = f"{quantity(count, 'worker')}; the protocol reports no details of them"
         call.screen.result({"workers": None, "count": count}, text)
         return OK
     documents = workers_of(call.alias)
