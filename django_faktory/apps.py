@@ -1,7 +1,4 @@
-"""App config of the Django app.
-
-`FaktoryConfig.ready` registers the system checks and the proxy models, and installs the operations of query sets.
-"""
+"""Configuration of the Django app (`FaktoryConfig`)."""
 
 from __future__ import annotations
 

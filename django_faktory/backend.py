@@ -103,7 +103,7 @@ class FaktoryBackend(BaseTaskBackend):
         accepted jobs stay enqueued and `task_enqueued` is sent for each. NotUnique carries the results of accepted
         jobs.
         """
-        builder = self._builder(task)
+        builder = self._get_builder(task)
         batch, now = batches.current_batch.get(), timezone.now()
         bid, caller_wid = (batch.bid, batch.caller_wid) if batch is not None else ("", "")
         calls = list(calls)  # a generator could be read only once
@@ -115,7 +115,7 @@ class FaktoryBackend(BaseTaskBackend):
             results.append(call.result)
 
         def push() -> None:
-            self._push(builder.jobs(wrapped, now, caller_wid), results)
+            self._push(builder.build_jobs(wrapped, now, caller_wid), results)
 
         if builder.middleware:
             middleware.enqueue(builder.middleware, wrapped, push)
@@ -123,7 +123,7 @@ class FaktoryBackend(BaseTaskBackend):
             push()
         return results  # type: ignore[return-value]  # of this task
 
-    def _builder(self, task: Task[..., Any]) -> JobBuilder:
+    def _get_builder(self, task: Task[..., Any]) -> JobBuilder:
         """Return the task's job builder. Raises InvalidTask."""
         # The builder refers to its task, so no other task object has the same id while the builder is kept.
         builder = self._builders.get(id(task))
@@ -171,7 +171,7 @@ class FaktoryBackend(BaseTaskBackend):
         Raises the same errors as `enqueue` raises before writing; also InvalidTask for options that a callback cannot
         have.
         """
-        builder, now = self._builder(task), timezone.now()
+        builder, now = self._get_builder(task), timezone.now()
         for option in ("unique_for", "run_after"):
             if getattr(builder.task, option) is not None:
                 raise InvalidTask(
@@ -179,7 +179,7 @@ class FaktoryBackend(BaseTaskBackend):
                     "enqueues when it is done; let the callback enqueue another task"
                 )
         # A callback is not a member: with a bid it would count in the batch that is open while it is built.
-        [job] = builder.jobs([self._new_call(builder, args, kwargs, jid=new_jid(), now=now)], now)
+        [job] = builder.build_jobs([self._new_call(builder, args, kwargs, jid=new_jid(), now=now)], now)
         return job
 
     def get_result(self, result_id: str) -> TaskResult[..., Any]:
@@ -194,7 +194,7 @@ class FaktoryBackend(BaseTaskBackend):
                 'the Faktory server; read them there, or use the broker "orm"'
             )
         try:
-            job = _row(result_id)
+            job = _get_job(result_id)
             return result_of(job, lookup(job.jobtype), backend=self.alias)
         except (UnknownJobType, InvalidPayload) as error:
             raise TaskResultDoesNotExist(f"{result_id}: {error}") from error
@@ -230,7 +230,7 @@ class FaktoryBackend(BaseTaskBackend):
         bid: str = "",
     ) -> Call:
         encoded_args, encoded_kwargs = encode_call(args, kwargs, plain_json=builder.task.plain_json)
-        custom = builder.custom(args, kwargs)
+        custom = builder.build_custom(args, kwargs)
         if bid:
             custom["bid"] = bid
         result: JobResult[..., Any] = JobResult(
@@ -286,7 +286,7 @@ def _problem_with_queue(name: object) -> str:
     return ""
 
 
-def _row(jid: object) -> Job:
+def _get_job(jid: object) -> Job:
     """Return the stored job with this id.
 
     Raises TaskResultDoesNotExist. Ids that no job can have are rejected without a query.

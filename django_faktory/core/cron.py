@@ -47,6 +47,7 @@ _RANGES = {
     "day-of-week": "0-7, SUN-SAT, 0L-7L, 0#1-7#5",
 }
 _SPANS = (timedelta(minutes=1), timedelta(hours=1), timedelta(days=1), timedelta(days=31))
+"""Lengths of the spans that `Schedule.latest` searches, one after the other."""
 
 
 class Missed(StrEnum):

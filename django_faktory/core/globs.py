@@ -20,7 +20,7 @@ class Glob:
     """A parsed pattern. `matches` compares the whole text; to find a part, put a star at both ends."""
 
     def __init__(self, pattern: str) -> None:
-        self._segments = [_Segment.of(elements) for elements in _segments(pattern)]
+        self._segments = [_Segment.of(elements) for elements in _parse_segments(pattern)]
         self.literals = [literal for segment in self._segments for literal in segment.literals]
         """Texts without wildcards, each of which occurs in every matching text."""
         self.stars = len(self._segments) - 1
@@ -92,7 +92,7 @@ class _Segment(NamedTuple):
         return match.start() if match else -1
 
 
-def _segments(pattern: str) -> list[list[_Element]]:
+def _parse_segments(pattern: str) -> list[list[_Element]]:
     segments: list[list[_Element]] = [[]]
     at = 0
     while at < len(pattern):
@@ -102,7 +102,7 @@ def _segments(pattern: str) -> list[list[_Element]]:
         elif char == "?":
             segments[-1].append(_Element("", _ANY_CHARACTER))
         elif char == "[":
-            element, at = _character_class(pattern, at)
+            element, at = _parse_character_class(pattern, at)
             segments[-1].append(element)
         else:
             if char == "\\" and at < len(pattern):
@@ -111,7 +111,7 @@ def _segments(pattern: str) -> list[list[_Element]]:
     return segments
 
 
-def _character_class(pattern: str, at: int) -> tuple[_Element, int]:
+def _parse_character_class(pattern: str, at: int) -> tuple[_Element, int]:
     """Parse a character class after `[`, up to `]` or, as in Redis, the end of the pattern."""
     is_negated = pattern[at : at + 1] == "^"
     at += is_negated

@@ -99,7 +99,7 @@ class Recorder:
         """Record jobs that were delivered to workers."""
         with self._lock:
             for job in jobs:
-                series = self._series.get((job.queue, job.jobtype)) or self._of(job)
+                series = self._series.get((job.queue, job.jobtype)) or self._find_or_add(job)
                 series.started += 1
                 series.waited_s += job.seconds
                 series.waits[bisect_left(BOUNDS_S, job.seconds)] += 1
@@ -108,7 +108,7 @@ class Recorder:
         """Record jobs that their workers reported as ended."""
         with self._lock:
             for job in jobs:
-                series = self._series.get((job.queue, job.jobtype)) or self._of(job)
+                series = self._series.get((job.queue, job.jobtype)) or self._find_or_add(job)
                 if succeeded:
                     series.succeeded += 1
                 else:
@@ -127,9 +127,9 @@ class Recorder:
         """Restore sums that could not be stored: the next `take` returns them, added to newer ones."""
         with self._lock:
             for (queue, jobtype), sums in series.items():
-                self._of(JobTiming(queue, jobtype, 0.0)).add(sums)
+                self._find_or_add(JobTiming(queue, jobtype, 0.0)).add(sums)
 
-    def _of(self, job: JobTiming) -> Series:
+    def _find_or_add(self, job: JobTiming) -> Series:
         key = job.queue, job.jobtype
         series = self._series.get(key)
         if series is None:

@@ -36,7 +36,7 @@ class Control:
         self.lock_token: int | None = None
         """Token of the lock that the job has; None without a lock."""
         self.lost_locks: Container[int] = ()
-        """Tokens of locks that now belong to other jobs."""
+        """Tokens of lost locks, whose keys other jobs may have now."""
 
     @property
     def lock_lost(self) -> bool:

@@ -18,7 +18,7 @@ import msgspec
 
 from ..errors import TranslatableError, quoted
 
-SET_S = 0.1
+RELEASE_INTERVAL_S = 0.1
 """Seconds between two releases of jobs that wait for a rate: 100 per second are ten releases of ten jobs."""
 
 SAVED_S = 0.4
@@ -31,7 +31,7 @@ Nodes check once a second, or sooner if they know when tokens arrive; without th
 """
 
 # The largest value of an integer column.
-MOST = 2**31 - 1
+MAX_INTEGER = 2**31 - 1
 LONGEST_PER_S = 31 * 86_400
 _TOLERANCE = 1e-6
 _UNITS = {"s": 1, "second": 1, "m": 60, "minute": 60, "h": 3600, "hour": 3600, "d": 86_400, "day": 86_400}
@@ -119,10 +119,10 @@ def _parse_rate(value: object) -> tuple[int, int]:
             value=quoted(value),
         )
     rate, per = int(match[1]), int(match[2] or 1) * _UNITS[match[3]]
-    if not 1 <= rate <= MOST or not 1 <= per <= LONGEST_PER_S:
+    if not 1 <= rate <= MAX_INTEGER or not 1 <= per <= LONGEST_PER_S:
         raise InvalidLimit(
             "rate: expected 1 to %(most)s in a second to %(days)s days, got %(value)s",
-            most=MOST,
+            most=MAX_INTEGER,
             days=LONGEST_PER_S // 86_400,
             value=quoted(value),
         )
@@ -130,11 +130,11 @@ def _parse_rate(value: object) -> tuple[int, int]:
 
 
 def _check_whole(name: str, value: object) -> int:
-    if not isinstance(value, int) or isinstance(value, bool) or not 1 <= value <= MOST:
+    if not isinstance(value, int) or isinstance(value, bool) or not 1 <= value <= MAX_INTEGER:
         raise InvalidLimit(
             "%(name)s: expected a whole number from 1 to %(most)s, got %(value)s",
             name=name,
-            most=MOST,
+            most=MAX_INTEGER,
             value=quoted(value),
         )
     return value
@@ -164,7 +164,7 @@ class LimiterState(msgspec.Struct, kw_only=True):
     @property
     def room(self) -> int:
         """Return the number of jobs that may pass now."""
-        maximums = [MOST if self.allows.concurrency is None else self.allows.concurrency - self.in_use]
+        maximums = [MAX_INTEGER if self.allows.concurrency is None else self.allows.concurrency - self.in_use]
         if self.has_rate:
             # The tolerance absorbs rounding: ten times 0.1 tokens must count as one.
             maximums.append(floor(self.tokens + _TOLERANCE))
@@ -189,8 +189,8 @@ class LimiterState(msgspec.Struct, kw_only=True):
 
     def take(self) -> None:
         """Acquire a permit and a token for one job."""
-        self.in_use += self.allows.concurrency is not None
         # Without a concurrency limit there is no permit, and the job ends like any other (ADR 0016).
+        self.in_use += self.allows.concurrency is not None
         if self.has_rate:
             self.tokens -= 1
 
@@ -213,7 +213,7 @@ class LimiterState(msgspec.Struct, kw_only=True):
     @property
     def _group_size(self) -> float:
         """Tokens of one release."""
-        return max(1.0, min(self.allows.per_second * SET_S, self.allows.capacity))
+        return max(1.0, min(self.allows.per_second * RELEASE_INTERVAL_S, self.allows.capacity))
 
     def needs_permit(self) -> bool:
         """Return whether a passing job keeps a permit until its end."""

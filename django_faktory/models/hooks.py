@@ -8,22 +8,25 @@ from typing import Any, NamedTuple
 from django.core.exceptions import AppRegistryNotReady
 
 
-# Imports of the layers above, even late ones, would be a cycle, which pyproject.toml forbids (ADR 0037).
+# Not imported, not even inside functions: pyproject.toml forbids this cycle (ADR 0037).
 class Operations(NamedTuple):
-    """The installed functions, because models must not import higher layers."""
+    """The functions that query sets call."""
 
     encode_args: Callable[[Sequence[Any]], list[Any]]
     """Return positional arguments as they are stored."""
     execute: Callable[[str, Any], int]
+    """Apply a bulk verb, such as "kill", to the jobs of a query set; return how many were changed."""
     pause: Callable[[Any], int]
+    """Pause the queues of a query set; return how many were not paused before."""
     resume: Callable[[Any], int]
+    """Resume the queues of a query set; return how many were paused."""
 
 
 _installed: list[Operations] = []
 
 
 def install(functions: Operations) -> None:
-    """Set the functions that querysets call."""
+    """Set the functions that query sets call."""
     _installed[:] = [functions]
 
 

@@ -342,7 +342,6 @@ def _has_spelling(text: str) -> Q:
 
 def _has_args(args: str) -> Q:
     """Match the `args` member in the spellings of common JSON libraries: with or without spaces, escaped or not."""
-    # Clients differ in spaces and escapes; the stored text is compared as it was sent.
     value = json.loads(args)
     spellings = {
         f'"args"{colon}{json.dumps(value, separators=marks, ensure_ascii=is_ascii)}'

@@ -115,7 +115,7 @@ class JobContext(GenericContext[..., Any]):  # type: ignore[misc]  # frozen in D
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class FaktoryTask(GenericTask[P, R]):
-    """A task that is run by jobs. An option that is None takes the value of the setting of that name."""
+    """A task that is run by jobs. If `max_attempts`, `reserve_for` or `result_ttl` is None, the setting applies."""
 
     # Django 6.0 gives its own fields no defaults.
     priority: int = 0

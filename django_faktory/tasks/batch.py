@@ -24,6 +24,7 @@ current_batch: ContextVar[_ActiveBatch | None] = ContextVar("django_faktory_batc
 """The batch that jobs enqueued now join."""
 
 _of_job: ContextVar[RunningBatch | None] = ContextVar("django_faktory_batch_of_job", default=None)
+"""The batch of the job that runs here; see `Batch.of_this_job`."""
 
 batch_committed = Signal()
 """Sent inside the transaction of a `with Batch(…)`, at its end, when callbacks may be due. Used by `testing`."""

@@ -59,7 +59,7 @@ def push(
         from ..models.related_object import about_of  # models can only be imported once apps are ready
 
         members["about"] = about_of(about)
-    job = _join_batch(
+    job = _build_job(
         members,
         jid=new_jid(),
         jobtype=jobtype,
@@ -95,8 +95,8 @@ def _due_time(run_after: datetime | timedelta | None) -> datetime | None:
     raise TypeError(f"run_after: expected a timedelta or an aware datetime, got {run_after!r:.80}")
 
 
-def _join_batch(custom: dict[str, Any], **job: Any) -> JobPayload:
-    """Build the job, as a member of the batch that is open here."""
+def _build_job(custom: dict[str, Any], **job: Any) -> JobPayload:
+    """Build the job, as a member of the batch that is open here, if any."""
     batch = batches.current_batch.get()
     if batch is not None:
         custom["bid"] = batch.bid

@@ -24,7 +24,7 @@ from .options import TIMEOUT_MARGIN_S, to_custom
 
 
 class JobBuilder:
-    """Builds the jobs of one task. Valid until the settings change."""
+    """Builder of the jobs of one task. Valid until the settings change."""
 
     def __init__(self, task: FaktoryTask[..., Any]) -> None:
         self.task, self.middleware = task, get_middleware()
@@ -35,7 +35,7 @@ class JobBuilder:
             priority=int(task.priority),
             # The protocol counts retries, Django's option counts all attempts.
             retry=_option_or_setting(task.max_attempts, "MAX_ATTEMPTS") - 1,
-            reserve_for=_reserve_for(task),
+            reserve_for=_choose_reserve_for(task),
             backtrace=task.backtrace,
             at=_make_aware(task.run_after) if task.run_after else None,
             result_ttl=_option_or_setting(task.result_ttl, "RESULT_TTL"),
@@ -45,11 +45,11 @@ class JobBuilder:
         has_function = callable(task.lock) or callable(task.limit_key)
         self._custom = None if has_function else to_custom(task, (), {})
 
-    def custom(self, args: Sequence[Any], kwargs: Mapping[str, Any]) -> dict[str, Any]:
+    def build_custom(self, args: Sequence[Any], kwargs: Mapping[str, Any]) -> dict[str, Any]:
         """Return the members of `custom` for a job with these arguments, without `bid`."""
         return to_custom(self.task, args, kwargs) if self._custom is None else self._custom.copy()
 
-    def jobs(self, calls: Sequence[Call], enqueued_at: datetime, caller_wid: str = "") -> list[JobPayload]:
+    def build_jobs(self, calls: Sequence[Call], enqueued_at: datetime, caller_wid: str = "") -> list[JobPayload]:
         """Build the jobs of these calls, whose jids are new; `caller_wid` is that of the job that adds to its batch.
 
         Raises InvalidPayload if no worker could read one, CannotEncrypt without a key.
@@ -76,7 +76,7 @@ class JobBuilder:
         return encryption.encrypt_arguments(task.jobtype, args, kwargs, with_fingerprint=with_fingerprint)
 
 
-def _reserve_for(task: FaktoryTask[..., Any]) -> int:
+def _choose_reserve_for(task: FaktoryTask[..., Any]) -> int:
     """Return the reservation in seconds: long enough for the timeout unless the task sets it."""
     seconds = _option_or_setting(task.reserve_for, "RESERVE_FOR")
     timeout = task.own_timeout or task.timeout

@@ -29,7 +29,7 @@ class InvalidDefinition(NamedTuple):
     place: str
     problem: str
     is_place: bool = False
-    """True if the place is unknown, not the limit invalid."""
+    """True if the place itself is invalid, such as an unknown scope; False if the limit there is."""
 
 
 def pause(*tasks: FaktoryTask[..., Any] | str) -> list[str]:
@@ -90,12 +90,12 @@ def sync(*, using: str) -> None:
 def definitions() -> Iterator[LimitDefinition]:
     """Yield every limit of the tasks and of the settings; settings override tasks. Raises InvalidLimit."""
     # A dict removes duplicates: settings are read last, so they replace the task's definition.
-    definitions: dict[tuple[str, str], LimitDefinition] = {}
+    by_name: dict[tuple[str, str], LimitDefinition] = {}
     for definition in read_definitions():
         if isinstance(definition, InvalidDefinition):
             raise InvalidLimit("%(place)s: %(problem)s", place=definition.place, problem=definition.problem)
-        definitions[definition.scope, definition.name] = definition
-    yield from definitions.values()
+        by_name[definition.scope, definition.name] = definition
+    yield from by_name.values()
 
 
 def read_definitions() -> Iterator[LimitDefinition | InvalidDefinition]:

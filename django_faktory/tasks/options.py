@@ -130,17 +130,17 @@ def _unless_empty(value: str, *_: Any) -> str | None:
     return value or None
 
 
-def _tracked(value: bool, *_: Any) -> int | None:
+def _convert_track(value: bool, *_: Any) -> int | None:
     return 1 if value else None  # a number, as the protocol has it (W27)
 
 
-def _lock(value: Any, _: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) -> str | bool:
+def _convert_lock(value: Any, _: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) -> str | bool:
     key: str | bool | None = value(*args, **kwargs) if callable(value) else value
     # A lock of None opts out of LOCKET as well, which only `false` does (docs/locks.md).
     return False if key is None else key
 
 
-def _limit_key(value: Any, task: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Any:
+def _convert_limit_key(value: Any, task: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Any:
     key = value(*args, **kwargs) if callable(value) else value
     # A limit that is defined on the task has keys of its own.
     return key if task.limit is None or not isinstance(key, str) else f"{task.jobtype}:{key}"
@@ -195,20 +195,23 @@ OPTIONS: dict[str, TaskOption] = {
         lambda value: value in ("success", "start"), '"success" or "start"', member="unique_until", convert=_if_unique
     ),
     "expires_in": TaskOption(_is_duration, _DURATION, member="expires_in"),
-    "track": TaskOption(_is_flag, _FLAG, member="track", convert=_tracked),
+    "track": TaskOption(_is_flag, _FLAG, member="track", convert=_convert_track),
     "about": TaskOption(lambda value: isinstance(value, str), "a text", member="about", convert=_unless_empty),
     "lock": TaskOption(
         # `is`, not `==`: 1 equals True, and is no key.
         lambda value: value is True or _is_key(value),
         "a key, True, or a function of the arguments that returns one of these or None",
         member="lock",
-        convert=_lock,
+        convert=_convert_lock,
     ),
     "limit": TaskOption(
         _is_limit, 'a number, a rate such as "100/s", or {"concurrency": 5, "rate": "10/m", "burst": 3}'
     ),
     "limit_key": TaskOption(
-        _is_key, "a key, or a function of the arguments that returns one or None", member="limit", convert=_limit_key
+        _is_key,
+        "a key, or a function of the arguments that returns one or None",
+        member="limit",
+        convert=_convert_limit_key,
     ),
     "encrypt": TaskOption(lambda value: value is None or _is_flag(value), "True, False or None"),
     "plain_json": TaskOption(_is_flag, _FLAG, is_read_at_run=True),

@@ -243,12 +243,15 @@ class JobResult(GenericResult[P, R]):  # type: ignore[misc]  # frozen in Django,
 
 
 def result_of(job: Job, task: Task[..., Any], *, backend: str) -> TaskResult[..., Any]:
-    """Return the result of a stored job. Raises InvalidPayload if its JSON is not a valid job."""
+    """Return the result of a stored job.
+
+    Raises InvalidPayload if its JSON is not a valid job, CannotDecrypt for an encrypted result without its key.
+    """
     call = call_of(job.payload)
     runs = runs_of(job.history)
-    history = _failed_runs(runs)
+    failed_runs = _failed_runs(runs)
     status = STATUSES[State(job.state)]
-    wids = [attempt.wid for attempt in history]
+    wids = [attempt.wid for attempt in failed_runs]
     if job.wid and job.state in (State.WORKING, State.SUCCEEDED):  # in other states the last attempt is in the history
         wids.append(job.wid)
     result: JobResult[..., Any] = JobResult(
@@ -262,7 +265,7 @@ def result_of(job: Job, task: Task[..., Any], *, backend: str) -> TaskResult[...
         args=call.args,
         kwargs=call.kwargs,
         backend=backend,
-        errors=[task_error(attempt) for attempt in [*history, *_EXPIRED.get(job.state, ())]],
+        errors=[task_error(attempt) for attempt in [*failed_runs, *_EXPIRED.get(job.state, ())]],
         worker_ids=wids,
     )
     if job.result is not None:
@@ -277,10 +280,10 @@ def running_result(
 ) -> TaskResult[..., Any]:
     """Return the result of a job that starts now; `failures` counts failures before this attempt."""
     runs = runs_of(reservation.history) if reservation.history else []
-    history = _failed_runs(runs) if runs else []
+    failed_runs = _failed_runs(runs) if runs else []
     # A remote Faktory server reports how often a job failed, not on which worker; and histories have a maximum length.
     # Django derives the attempt from the number of worker ids, so unknown ones are filled in.
-    unknown_wids = [""] * (failures - len(history))
+    unknown_wids = [""] * (failures - len(failed_runs))
     return JobResult(
         task=task,
         id=reservation.jid,
@@ -292,8 +295,8 @@ def running_result(
         args=call.args,
         kwargs=call.kwargs,
         backend=task.backend,
-        errors=[task_error(attempt) for attempt in history],
-        worker_ids=[*unknown_wids, *(attempt.wid for attempt in history), reservation.wid],
+        errors=[task_error(attempt) for attempt in failed_runs],
+        worker_ids=[*unknown_wids, *(attempt.wid for attempt in failed_runs), reservation.wid],
     )
 
 
@@ -360,9 +363,9 @@ def _failed_runs(runs: list[Attempt]) -> list[Attempt]:
     return [run for run in runs if run.has_failed]
 
 
-def _first_start(history: list[Attempt]) -> datetime | None:
-    """Return when the first run of a history started; None if the history does not contain the time."""
-    return _parse_instant_or_none(history[0].started_at) if history else None
+def _first_start(runs: list[Attempt]) -> datetime | None:
+    """Return when the first of these runs started; None if its time is unknown."""
+    return _parse_instant_or_none(runs[0].started_at) if runs else None
 
 
 def _parse_instant_or_none(text: str | None) -> datetime | None:

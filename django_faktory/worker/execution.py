@@ -55,9 +55,9 @@ from ..tasks.batch import enter_job
 from ..tasks.compat import TaskResult, TaskResultStatus, task_backends, task_finished, task_started
 from ..tasks.json_values import encode_json, normalize
 from ..tasks.results import Attempt, ParsedCall, call_of, failures_of, running_result, task_error
+from . import invocation
 from .db_cleanup import drop_connections, in_transaction, reset_connections, reset_connections_async
 from .interrupt import InterruptibleControl
-from .invocation import acall, call
 from .job_buffer import Report
 from .job_log import lines_of, running_control
 from .unknown_jobs import defer_to_newer_worker
@@ -229,7 +229,7 @@ class Execution:
         if not self._is_encrypted:
             running_control.set(self.control)
         try:
-            value = await acall(self.task, self.result, self.reservation.text, self.control)
+            value = await invocation.acall(self.task, self.result, self.reservation.text, self.control)
             _refuse_open_transactions(await reset_connections_async())
             report = self._build_ack(value)
             self._set_succeeded()
@@ -253,7 +253,7 @@ class Execution:
     def _call_task(self) -> Any:
         if not self._is_encrypted:  # a line may quote the arguments, which must not be stored in plain text
             running_control.set(self.control)
-        return call(self.task, self.result, self.reservation.text, self.control)
+        return invocation.call(self.task, self.result, self.reservation.text, self.control)
 
     def _build_ack(self, value: Any) -> Ack:
         # Until the result is encoded, an error comes from its value and not from the task's code.

@@ -31,7 +31,7 @@ class JobBuffer:
         self.finished: SimpleQueue[Report | None] = SimpleQueue()
         """Reports in order of arrival; None wakes the reader."""
         self.report_count = 0
-        """Number of reports so far from jobs that ended by themselves."""
+        """Number of reports in `finished` so far, except those of abandoned jobs."""
         self._waiting: SimpleQueue[Reservation | None] = SimpleQueue()
         self._jobs: dict[int, Reservation] = {}  # keyed by id(): a worker may have two attempts of one jid
         self._unlocking: set[str] = set()  # jobs with a lock and an ACK that is not sent yet

@@ -33,7 +33,7 @@ class LockRenewer:
         self._every_s = broker.lock_heartbeat_s
         self._stopping = threading.Event()
         self._outage_pause = OutagePause("locks")
-        self._extend_at = 0.0
+        self._renew_at = 0.0
 
     def run(self) -> None:
         """Renew leases until stopped; close the connection while no job has a lock."""
@@ -42,9 +42,9 @@ class LockRenewer:
         while not self._stopping.wait(pause_s):
             pause_s = min(self._every_s, MAX_CHECK_INTERVAL_S)
             tokens = self._buffer.jobs_with_locks().keys() - self._buffer.lost_locks
-            if tokens and time.monotonic() >= self._extend_at:
+            if tokens and time.monotonic() >= self._renew_at:
                 has_connection = True
-                pause_s = min(pause_s, self._extend(tokens))
+                pause_s = min(pause_s, self._renew(tokens))
             elif not tokens and has_connection:
                 # Locks are rare, so an idle worker should not occupy a connection for them.
                 self._broker.close()
@@ -55,7 +55,7 @@ class LockRenewer:
         """End the loop; does not wait for it."""
         self._stopping.set()
 
-    def _extend(self, tokens: set[int]) -> float:
+    def _renew(self, tokens: set[int]) -> float:
         """Renew these locks; return the seconds until the next check."""
         try:
             lost = self._broker.extend_locks(tokens)
@@ -67,7 +67,7 @@ class LockRenewer:
             return MAX_PAUSE_AFTER_ERROR_S
         self._outage_pause.record_success()
         # 10 % early, so that the check just before the due time renews already.
-        self._extend_at = time.monotonic() + self._every_s * 0.9
+        self._renew_at = time.monotonic() + self._every_s * 0.9
         for token, job in self._buffer.jobs_with_locks().items():
             if token in lost:
                 self._buffer.lost_locks.add(token)

@@ -19,7 +19,7 @@ once.
 SLOW_S = 1.0
 """Initial mean duration of a job, and the one after a prefetched job was not begun in time."""
 
-SHARE = 0.1
+JOB_WEIGHT = 0.1
 """Weight of one job in the running mean of durations."""
 
 
@@ -44,7 +44,7 @@ class PrefetchWindow:
 
     def record_end(self, ran_s: float) -> None:
         """Record that a job ended after `ran_s` seconds."""
-        self._mean_s += (ran_s - self._mean_s) * SHARE
+        self._mean_s += (ran_s - self._mean_s) * JOB_WEIGHT
         self._window = min(self._window * 2, self._concurrency + self._max_prefetch)
 
     def record_unbegun(self) -> None:

@@ -5,8 +5,8 @@ from __future__ import annotations
 import os
 
 CLEAN, CANNOT_START, RECYCLE, CRASHED = 0, 3, 4, 70
-"""Exit codes of a child. RECYCLE is a clean exit after which the child is replaced at once; every other code counts
-as CRASHED.
+"""Exit codes of a child. CANNOT_START also ends its supervisor, because a restart would fail in the same way. RECYCLE
+is a clean exit after which the child is replaced at once. Codes that are not listed here count as CRASHED.
 """
 
 

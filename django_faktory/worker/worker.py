@@ -49,11 +49,8 @@ FLUSH_S = 2.0
 INTERRUPT_S = 0.5
 """Seconds that tasks get to end after an interruption. Tasks that wait in C code run until the process ends."""
 
-DRAINED = "drained"
-"""Orders from threads of this process: DRAINED, STUCK and REPLACE. `heartbeat` defines the orders of the broker."""
-
-STUCK = "stuck"
-REPLACE = "replace"
+DRAINED, STUCK, REPLACE = "drained", "stuck", "replace"
+"""Orders from threads of this process. `heartbeat` defines the orders of the broker."""
 
 SIGNAL_CHECK_S = 0.5
 """Longest sleep of the main thread. Python runs signal handlers between two bytecodes, so a signal that arrives just
@@ -62,7 +59,6 @@ before the sleep, or in another thread, is handled only after the sleep.
 
 LEAVING_CHECK_S = 0.05
 """Interval at which a worker that is about to be replaced checks whether all its jobs are reported."""
-
 
 REPORTED_CHARACTERS = 2000
 """Maximum length of the queue names in HELLO, whose line has at most 4 KiB."""
@@ -358,5 +354,5 @@ class Worker:
 
 def _first_that_fit(queues: Sequence[str]) -> tuple[str, ...]:
     """Return the first of these names, as many as one HELLO can report."""
-    lengths = accumulate(len(name) + 3 for name in queues)
+    lengths = accumulate(len(name) + 3 for name in queues)  # with two quotes and a comma, as in JSON
     return tuple(name for name, length in zip(queues, lengths, strict=True) if length <= REPORTED_CHARACTERS)
