@@ -1,4 +1,4 @@
-"""Record lost workers, and the alarms about which a message was sent.
+"""Record lost workers, the present alarms, and when messages about them were sent.
 
 Every node calls `claim_message`; the row locks let one node send the message.
 """
@@ -30,9 +30,10 @@ Key = tuple[str, str]
 
 
 class Message(NamedTuple):
-    """What the next message is about."""
+    """Content of the next message."""
 
     due: list[Key]
+    """Alarms to report now."""
     resolved: list[str]
     """Texts of the alarms that were reported, and have ended."""
 

@@ -11,7 +11,7 @@ from .dialects.base import JOB, marks
 
 
 def delete_locked(jobs: JobQuerySet, ids: Sequence[int] | None = None) -> int:
-    """Delete these jobs, whose rows are locked where the database has row locks; return their number.
+    """Delete these jobs and return their number. The caller has locked the rows, if the database has row locks.
 
     Pass the `ids` of exactly these rows if they are known: it saves a query on MariaDB. There a DELETE waits for each
     locked row that its plan reads, and if the jobs are most of a small table, `jobs.delete()` scans all rows. With

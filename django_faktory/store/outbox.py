@@ -59,7 +59,7 @@ def lease(*, using: str, now: datetime | None = None, limit: int = CHUNK) -> lis
             free.append(entry)
         leased = OutboxEntry.objects.using(using).filter(pk__in=[entry.pk for entry in free])
         leased.update(leased_until=clock + timedelta(seconds=LEASE_S))
-        return [LeasedEntry(entry.pk, _read(entry.job)) for entry in free]
+        return [LeasedEntry(entry.pk, _decode(entry.job)) for entry in free]
 
     if not run(using, lambda _: OutboxEntry.objects.using(using).filter(error="").exists(), atomic=False):
         return []  # the usual case: one statement, no transaction
@@ -84,7 +84,7 @@ def settle(
     run(using, verb)
 
 
-def _read(text: str) -> JobPayload | None:
+def _decode(text: str) -> JobPayload | None:
     try:
         return _decoder.decode(text)
     except msgspec.MsgspecError:

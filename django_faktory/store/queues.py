@@ -65,14 +65,14 @@ def find_names_in_use(*, using: str, after: str = "") -> list[str]:
 
     def verb(connection: BaseDatabaseWrapper) -> list[str]:
         with connection.cursor() as cursor:
-            cursor.execute(_NAMES, [after, after])
+            cursor.execute(_SELECT_NAMES_IN_USE, [after, after])
             return [name for (name,) in cursor.fetchall()]
 
     return run(using, verb, atomic=False)
 
 
 # A loose index scan: each step jumps to the next name in FETCH's index. SELECT DISTINCT would read every waiting job.
-_IN_USE = f"""
+_NAMES_IN_STATE = f"""
 {{state}}(name, place) AS (
   SELECT MIN(job.queue), 1 FROM {JOB} AS job WHERE job.state = '{{state}}' AND job.queue > %s
   UNION ALL
@@ -80,8 +80,8 @@ _IN_USE = f"""
   FROM {{state}} AS prior WHERE prior.name IS NOT NULL AND place < {NAMES_AT_ONCE}
 )"""
 _QUEUED = (State.ENQUEUED, State.BLOCKED)
-_NAMES = (
-    f"WITH RECURSIVE {', '.join(_IN_USE.format(state=state) for state in _QUEUED)} "
+_SELECT_NAMES_IN_USE = (
+    f"WITH RECURSIVE {', '.join(_NAMES_IN_STATE.format(state=state) for state in _QUEUED)} "
     + " UNION ".join(f"SELECT name FROM {state} WHERE name IS NOT NULL" for state in _QUEUED)
     + f" ORDER BY name LIMIT {NAMES_AT_ONCE}"
 )
@@ -170,7 +170,7 @@ def latency(queues: Sequence[str], *, using: str) -> dict[str, float]:
     """
 
     def verb(connection: BaseDatabaseWrapper) -> dict[str, float]:
-        heads, ages = _heads(connection)
+        heads, ages = _build_latency_sql(connection)
         with connection.cursor() as cursor:
             cursor.execute(f"{heads} {ages}", [jsontext.encode(list(queues))])
             latencies = dict.fromkeys(queues, 0.0)
@@ -199,8 +199,8 @@ def read_waiting(names: Sequence[str], *, using: str, max_count: int = COUNTED) 
         waiting_by_queue = dict.fromkeys(names, Waiting(0, 0.0))
         with connection.cursor() as cursor:
             for state in _QUEUED:
-                heads, ages = _heads(connection, [state])
-                sizes, values = _sizes(names, state, using, max_count)
+                heads, ages = _build_latency_sql(connection, [state])
+                sizes, values = _build_size_sql(names, state, using, max_count)
                 cursor.execute(f"{heads} {ages} UNION ALL {sizes}", [jsontext.encode(list(names)), *values])
                 for name, size, age in cursor.fetchall():
                     earlier = waiting_by_queue[name]
@@ -227,7 +227,7 @@ SELECT heads.queue, (SELECT MIN(job.enqueued_at) FROM {JOB} AS job
 FROM {{state}} AS heads WHERE heads.sort_priority IS NOT NULL"""
 
 
-def _heads(connection: BaseDatabaseWrapper, states: Sequence[State] = _QUEUED) -> tuple[str, str]:
+def _build_latency_sql(connection: BaseDatabaseWrapper, states: Sequence[State] = _QUEUED) -> tuple[str, str]:
     """Build a WITH clause and a SELECT of name, 0 and the age of the oldest job.
 
     The parameter of the WITH clause is a JSON array of names.
@@ -241,7 +241,7 @@ def _heads(connection: BaseDatabaseWrapper, states: Sequence[State] = _QUEUED) -
     )
 
 
-def _sizes(names: Sequence[str], state: State, using: str, max_count: int) -> tuple[str, list[Any]]:
+def _build_size_sql(names: Sequence[str], state: State, using: str, max_count: int) -> tuple[str, list[Any]]:
     """Build a SELECT with a term per queue. Django compiles one term, since they differ only by name."""
     any_name = "\n"  # placeholder: no queue and no state has this name
     jobs = Job.objects.using(using).in_state(state).filter(queue=any_name)

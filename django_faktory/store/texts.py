@@ -89,13 +89,13 @@ def cut(text: str, limit: int = SHOWN_BYTES) -> str:
     """Return the beginning of a text that takes at most `limit` bytes of HTML."""
     remaining = limit
     # Each character takes at least one byte, so none after `limit` characters can fit.
-    for place, char in enumerate(text[:limit]):
+    for index, char in enumerate(text[:limit]):
         # Control characters are shown as symbols of 3 bytes in UTF-8, see `admin.sanitize`.
         remaining -= _HTML_BYTES.get(
             char, 3 if char < " " else 1 if char < "\x80" else len(char.encode("utf-8", "replace"))
         )
         if remaining < 0:
-            return text[:place]
+            return text[:index]
     return text[:limit]
 
 

@@ -200,15 +200,15 @@ def _execute_verb(
         return _run_in_snapshot(connection, dialect, verb)
     # Usually neither this thread nor any session has a limit.
     has_limit = _thread_state.lock_wait_s is not None or _lock_waits
-    lock_wait = _limit_lock_wait(connection, dialect) if has_limit else ""
-    if not atomic and not lock_wait:
+    set_lock_wait = _limit_lock_wait(connection, dialect) if has_limit else ""
+    if not atomic and not set_lock_wait:
         if not writes:
             return verb(connection)
         with dialect.write_queue(connection):
             return verb(connection)
     with dialect.write_queue(connection), transaction.atomic(using=connection.alias):
-        if lock_wait:
-            _execute(connection, lock_wait)
+        if set_lock_wait:
+            _execute(connection, set_lock_wait)
         return verb(connection)
 
 

@@ -26,7 +26,7 @@ from .limits import limiters
 from .locks import locks
 from .transactions import run
 
-_PAST = (State.RETRIES, State.DEAD)
+_AFTER_FAILURE = (State.RETRIES, State.DEAD)
 RECEIPT = "django_faktory.import_receipt"
 CHUNK = 500
 
@@ -46,19 +46,19 @@ def find_stored(jids: Sequence[str], *, using: str) -> set[str]:
     return set(Job.objects.using(using).filter(jid__in=jids).values_list("jid", flat=True))
 
 
-def write_history(pasts: Mapping[str, JobHistory], *, using: str) -> None:
+def write_history(histories: Mapping[str, JobHistory], *, using: str) -> None:
     """Restore the state of jobs pushed in this transaction: retry, dead, or earlier failures.
 
     A retry that is due stays enqueued.
     """
-    past_by_jid = {jid: past for jid, past in pasts.items() if past.failures or past.state in _PAST}
-    rows = list(Job.objects.using(using).filter(jid__in=list(past_by_jid)))
+    changed = {jid: past for jid, past in histories.items() if past.failures or past.state in _AFTER_FAILURE}
+    rows = list(Job.objects.using(using).filter(jid__in=list(changed)))
     # A job that becomes dead may have been pushed as the ready one of its key.
-    keys = {row.lock_key for row in rows if row.lock_key and past_by_jid[row.jid].state is State.DEAD}
+    keys = {row.lock_key for row in rows if row.lock_key and changed[row.jid].state is State.DEAD}
     for row in rows:
-        past = past_by_jid[row.jid]
+        past = changed[row.jid]
         row.failures, row.failure, row.errtype = past.failures, past.failure, past.errtype
-        row.history = _history(past)
+        row.history = _encode_history(past)
         if past.state is State.DEAD and past.ends_at is not None:
             row.state, row.run_at, row.limiter = State.DEAD, None, None
             # The original server stores only the time at which a dead job is deleted.
@@ -71,8 +71,8 @@ def write_history(pasts: Mapping[str, JobHistory], *, using: str) -> None:
     locks.promote_waiters_later(connections[using], keys)
 
 
-def _history(past: JobHistory) -> str:
-    """Build the history of an imported job: its latest failed attempt, the only one that is known.
+def _encode_history(past: JobHistory) -> str:
+    """Return the history of an imported job: its latest failed attempt, the only one that is known.
 
     Pages, results and the command line show the history, not the failure.
     """
@@ -99,7 +99,7 @@ def _history(past: JobHistory) -> str:
 def insert_receipt(jids: Sequence[str], *, using: str) -> int:
     """Store a receipt for these imported jids; return its id.
 
-    Drop it once the jobs are removed from the source.
+    Delete it once the jobs are removed from the source.
     """
     connection = connections[using]
     now = clock_of(connection)
@@ -109,7 +109,7 @@ def insert_receipt(jids: Sequence[str], *, using: str) -> int:
         jid=name,
         jobtype=RECEIPT,
         queue="default",
-        # A finished state: no worker claims the row, and purge deletes it if it is never dropped.
+        # A finished state: no worker claims the row, and maintenance purges it if no import deletes it.
         state=State.SUCCEEDED,
         payload=text,
         created_at=now,
@@ -121,7 +121,7 @@ def insert_receipt(jids: Sequence[str], *, using: str) -> int:
 
 
 def read_receipts(*, using: str) -> dict[int, list[str]]:
-    """Return the jids of each receipt that was not dropped, by receipt id."""
+    """Return the jids of each stored receipt, by receipt id."""
 
     def verb(_: BaseDatabaseWrapper) -> dict[int, list[str]]:
         rows = _receipts(using).values_list("pk", "payload")
@@ -151,6 +151,7 @@ _ORDER = {
     State.DEAD: ("purge_at", "id"),
 }
 EXPORTED = tuple(state for state in State if state in sources(Event.EXPORT))
+"""States in which a job can be exported."""
 
 
 def hand_over(jobs: JobQuerySet, write: Callable[[Sequence[Job]], None], *, using: str, limit: int) -> int:
@@ -167,7 +168,7 @@ def hand_over(jobs: JobQuerySet, write: Callable[[Sequence[Job]], None], *, usin
         # Written to the target before the rows are deleted here: a crash in between leaves a job in both, never in none
         # (ADR 0018).
         write(rows)
-        # The state is checked again: on SQLite the rows are not locked during `write`.
+        # With the legal states again, as in every change of jobs (`lifecycle.sources`).
         legal = Job.objects.using(using).filter(pk__in=[row.pk for row in rows]).in_state(*EXPORTED)
         keys, limiter_ids = locks.keys_of(legal), limiters.find_limiters_of(legal)
         deleted = delete_locked(legal)

@@ -24,6 +24,8 @@ from .locks import locks
 from .transactions import run
 
 CHUNK = 500
+"""Jobs whose reservations one statement extends."""
+
 # A worker only moves forward through these states (W21).
 _ORDER = {"running": 0, "quiet": 1, "terminate": 2}
 
@@ -61,10 +63,10 @@ def _has_storable_wid(worker: WorkerIdentity) -> bool:
 def _build_row(worker: WorkerIdentity) -> WorkerProcess:
     return WorkerProcess(
         wid=worker.wid,
-        hostname=_clean(worker.hostname)[:255],
+        hostname=_make_storable(worker.hostname)[:255],
         pid=max(-(2**63), min(worker.pid, 2**63 - 1)),
-        labels=[_clean(label) for label in worker.labels],
-        queues=[_clean(name) for name in worker.queues] if worker.threads else None,
+        labels=[_make_storable(label) for label in worker.labels],
+        queues=[_make_storable(name) for name in worker.queues] if worker.threads else None,
         threads=worker.threads or None,
     )
 
@@ -74,9 +76,10 @@ def beat(
 ) -> list[FaktoryError | str]:
     """Record heartbeats; return for each "", the state the worker must enter, or the error.
 
-    The state only moves forward. Takes two statements and no transaction: a worker that is deleted in between is
-    unknown to the second one. If beats name jobs, one more statement extends their reservations to at least
-    `at_least_s` from now. Rows of jobs and locks that another transaction has locked are skipped.
+    The state only moves forward. The UPDATE and the SELECT of the workers are not one transaction: a worker that is
+    deleted in between is unknown to the SELECT. Also extends the reservations of these workers' jobs to at least
+    `at_least_s` from now, and their locks by their leases. Rows of jobs and locks that another transaction has locked
+    are skipped.
     """
     latest = {beat.wid: beat for beat in beats if is_storable(beat.wid)}
     workers = WorkerProcess.objects.using(using).filter(wid__in=latest)
@@ -105,7 +108,7 @@ def beat(
 
 
 def _extend(beats: Sequence[Beat], at_least_s: float, *, using: str, now: datetime | None) -> None:
-    """Extend the reservations of the jobs that these workers are known to have."""
+    """Extend the reservations of the jobs that the beats name; with `keeps_delivered`, of all delivered jobs."""
     held_jobs = [(beat.wid, jid, attempt) for beat in beats for jid, attempt in beat.held if is_storable(jid)]
     held_jobs += _find_delivered([beat.wid for beat in beats if beat.keeps_delivered and beat.wid], using=using)
     for chunk in chunks(held_jobs, CHUNK):
@@ -219,5 +222,5 @@ def _clamp_kb(kb: int) -> int:
     return max(0, min(kb, 2**63 - 1))
 
 
-def _clean(text: str) -> str:
+def _make_storable(text: str) -> str:
     return text.encode("utf-8", "replace").decode().replace("\x00", "\ufffd")

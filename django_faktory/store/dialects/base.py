@@ -228,11 +228,12 @@ class HandoffResult(NamedTuple):
 
 
 class InsertResult(NamedTuple):
-    """Result of `insert_if_absent`: which jobs were stored, and which rows prevented others."""
+    """Result of `insert_if_absent`: which jobs were stored, and why others were not."""
 
     jids: Collection[str]
+    """Jids of the jobs that were stored."""
     alive: Collection[str]
-    """Jids of stored rows that are not replaced."""
+    """Jids of jobs with a stored row that is not replaced."""
     refused: Collection[str]
     """Jids of jobs with a unique key that a stored row has and keeps."""
     blocked: Collection[str]
@@ -370,7 +371,7 @@ class Dialect(ABC):
     def end(
         self, connection: BaseDatabaseWrapper, acks: Sequence[Ack], now: datetime | None, pushed: Sequence[str] = ()
     ) -> AckResult:
-        """End the jobs that these acks hold; return their jids and holders. Other acks are counted as late.
+        """End the jobs whose holders sent these acks. Other acks are counted as late.
 
         If several acks name one jid, the ack of the holder counts. Members of batches and holders of locks or permits
         are returned unchanged, and one ack of each is not counted. The rows with the jids in `pushed`, which the same

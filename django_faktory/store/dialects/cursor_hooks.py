@@ -46,14 +46,14 @@ def _is_patched(connection: BaseDatabaseWrapper, name: str) -> bool:
 @functools.cache
 def _overridden(backend: type[BaseDatabaseWrapper]) -> tuple[str, ...]:
     """Return the methods of a backend that are defined outside Django, patched ones included."""
-    names = [name for name in _CURSOR_METHODS if not _is_djangos(getattr(backend, name))]
+    names = [name for name in _CURSOR_METHODS if not _is_defined_in_django(getattr(backend, name))]
     # Compared with the base class, not by module: pytest-django replaces this one on the base class for a while.
     if backend.ensure_connection is not BaseDatabaseWrapper.ensure_connection:
         names.append("ensure_connection")
     return tuple(names)
 
 
-def _is_djangos(method: object) -> bool:
+def _is_defined_in_django(method: object) -> bool:
     # A decorator that uses functools.wraps copies __module__, but not the globals of its own wrapper.
     module = getattr(method, "__globals__", {}).get("__name__", "")
     return bool(module.startswith("django."))

@@ -11,6 +11,6 @@ import select
 
 def is_readable(fd: int) -> bool:
     """Return whether data, an end of file or an error is waiting at the socket. Does not block."""
-    readable = select.poll()  # `select.select` fails for descriptors from 1024 on
-    readable.register(fd, select.POLLIN)
-    return bool(readable.poll(0))
+    poll = select.poll()  # `select.select` fails for descriptors from 1024 on
+    poll.register(fd, select.POLLIN)
+    return bool(poll.poll(0))

@@ -35,7 +35,7 @@ from .base import (
 )
 from .job_columns import INSERTED, NO_OPTIONS, REPLACED
 
-MOST_QUEUES = 200
+MAX_QUEUES = 200
 """Maximum number of queues in one count: SQLite takes 500 parts of a UNION and, before 3.32, 999 parameters."""
 
 COLUMNS, OPTIONS = 13, 3
@@ -151,9 +151,9 @@ class PortableDialect(Dialect):
 
         A few slots are returned unchecked. With many, a statement for each empty queue would cost more than the check.
         """
-        if len(slots) <= MOST_QUEUES // 10:
+        if len(slots) <= MAX_QUEUES // 10:
             return slots
-        sizes = self._count_queues(cursor, list({slot.queue: None for slot in slots}), clock, 1)
+        sizes = self._count_queues(cursor, list(dict.fromkeys(slot.queue for slot in slots)), clock, 1)
         return [slot for slot in slots if sizes[slot.queue]]
 
     def _lock_first(
@@ -295,7 +295,7 @@ class PortableDialect(Dialect):
     def _count_queues(self, cursor: CursorWrapper, queues: Sequence[str], clock: Any, max_count: int) -> dict[str, int]:
         """Return how many jobs are ready in each queue, counted up to `max_count`."""
         sizes: dict[str, int] = {}
-        for chunk in chunks(queues, MOST_QUEUES):
+        for chunk in chunks(queues, MAX_QUEUES):
             cursor.execute(
                 " UNION ALL ".join([self._count_query] * len(chunk)),
                 [value for queue in chunk for value in (queue, queue, clock, max_count)],
@@ -318,7 +318,7 @@ class PortableDialect(Dialect):
             working_rows = self._lock_working(
                 cursor, {ack.jid for ack in acks}, set(pushed) if self.plain_lock else set()
             )
-            remaining = {row[1] for row in working_rows if row[5]}
+            remaining = {jid for _, jid, _, _, _, needs_more, *_ in working_rows if needs_more}
             rows = {
                 jid: (row_id, ttl, EndedRun(wid, attempt, queue, jobtype, seconds_since(started_at, clock)))
                 for row_id, jid, wid, attempt, ttl, needs_more, queue, jobtype, started_at in working_rows

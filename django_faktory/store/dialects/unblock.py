@@ -6,6 +6,7 @@ from collections.abc import Iterator
 
 from django.db.backends.utils import CursorWrapper
 
+# Defined here, because `base` imports this module.
 JOB = "django_faktory_job"
 
 

@@ -53,8 +53,8 @@ def listen(
     """Return a listener for the database `alias`, or `otherwise()` if this process can receive no notifications.
 
     With `queues` the listener may drop notifications for other queues, with `is_own` (of a `Publisher`) notifications
-    from this process. One listener of a node has `logs_problems`: it logs problems that all of them have. Nothing is
-    connected before the first wait, or else in a separate thread, so an unreachable database raises no error here.
+    from this process. One listener of a node has `logs_problems`: it logs problems that all of them have. The listener
+    connects at its first wait or in its own thread, so an unreachable database raises no error here.
     """
     if not has_notifications(alias):
         logger.info("no notifications are received: work of other nodes is found by polling alias=%s", alias)

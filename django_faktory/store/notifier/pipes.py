@@ -30,9 +30,9 @@ class LocalPipes:
             with suppress(BlockingIOError):
                 os.write(write_end, b".")
 
-    def listener(self, place: int) -> LocalPipeListener:
+    def listener(self, index: int) -> LocalPipeListener:
         """Return the listener of the process with this index."""
-        return LocalPipeListener(self._pipes[place][0])
+        return LocalPipeListener(self._pipes[index][0])
 
     def close(self) -> None:
         """Close the pipes once the node has ended."""

@@ -39,6 +39,7 @@ TEST_EVERY_S = 60.0
 """Seconds between self-tests: a connection to a former primary may stay open without sending notifications."""
 
 LONGEST_PAUSE_S = 15.0
+"""Maximum seconds between two attempts to connect."""
 
 UNLISTEN_TRIES = 50
 """Attempts to send UNLISTEN to the pooled session that executed the LISTEN of the self-test."""
@@ -151,8 +152,8 @@ class PostgresListener(Listener):
                         if not self._receive(connection):
                             return
                 except (psycopg.Error, Error, OSError) as error:
-                    self._stop_listening()
-                    self._report(error)
+                    self._fall_back_to_polling()
+                    self._log_outage(error)
                     # Jitter keeps the nodes from reconnecting at the same moment after an outage.
                     self._closed.wait(pause_s * random.uniform(0.5, 1.0))
                     pause_s = min(pause_s * 2, LONGEST_PAUSE_S)
@@ -242,13 +243,13 @@ class PostgresListener(Listener):
         if queues and (self._queues is None or queues & self._queues):
             self._woken.set()
 
-    def _stop_listening(self) -> None:
+    def _fall_back_to_polling(self) -> None:
         """Wake the waiter so that it looks now and polls at the short interval from now on."""
         if self.receives_all:
             self.receives_all = False
             self._woken.set()
 
-    def _report(self, error: Exception) -> None:
+    def _log_outage(self, error: Exception) -> None:
         if not self._is_down:
             line = (str(error).splitlines() or [type(error).__name__])[0]
             logger.warning("no notifications, polling until the database is back alias=%s error=%s", self._alias, line)

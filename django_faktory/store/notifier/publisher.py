@@ -33,6 +33,7 @@ def add_local_receiver(wake: Callable[[Collection[str]], None]) -> None:
 
 
 _announced_at: dict[tuple[str, str], float] = {}
+"""Time of the latest announcement, by alias and queue."""
 
 
 def announce(alias: str, queues: Collection[str]) -> None:
@@ -103,16 +104,16 @@ class Publisher:
         self._thread.join(2.0)
 
     def _run(self) -> None:
-        connection, since = connections[self._alias], time.monotonic()
+        connection, connected_at = connections[self._alias], time.monotonic()
         while not self._stopping.is_set() or self._pending:
             self._called.wait()
             self._called.clear()
             queues = list(self._pending)
             self._pending.difference_update(queues)
             if queues:
-                if time.monotonic() - since > RECONNECT_S:
+                if time.monotonic() - connected_at > RECONNECT_S:
                     connection.close()
-                    since = time.monotonic()
+                    connected_at = time.monotonic()
                 postgresql.notify(connection, queues, self._senders)
                 # Announcements that arrive meanwhile are sent with the next NOTIFY; `stop` ends the wait.
                 self._stopping.wait(DEBOUNCE_S)

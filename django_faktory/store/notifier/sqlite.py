@@ -24,7 +24,11 @@ from .inotify import FileWatch
 logger = get_logger(__name__)
 
 EAGER_S = 0.005
+"""Interval of the looks for `EAGER_FOR_S` after a change, if writes are not watched."""
+
 IDLE_S = 0.040
+"""Interval of later looks, if writes are not watched."""
+
 EAGER_FOR_S = 1.0
 
 SOON_S = 0.000_25
@@ -58,7 +62,7 @@ class SqliteListener(Listener):
         self._close_reader, self._close_writer = os.pipe()
         self._watch: FileWatch | None = None
         self._pause_s: float | None = None  # pause before the next look after a write; None: no write
-        self._using = threading.Lock()
+        self._connection_lock = threading.Lock()
         self._connection: sqlite3.Connection | None = None
         self._version: int | None = None
         self._changed_at = time.monotonic()
@@ -69,7 +73,7 @@ class SqliteListener(Listener):
         if not self._closed.is_set():
             self._closed.set()
             os.close(self._close_writer)  # end of file wakes the waiting thread
-        with self._using:
+        with self._connection_lock:
             self._disconnect()
 
     def _wait_for_notification(self, timeout_s: float) -> bool:
@@ -102,11 +106,11 @@ class SqliteListener(Listener):
 
         True at the first look, since earlier commits were not seen.
         """
-        with self._using:
+        with self._connection_lock:
             if self._closed.is_set():
                 return False
             try:
-                version = self._read()
+                version = self._read_version()
             except (sqlite3.Error, Error) as error:
                 self._disconnect()
                 if not self._is_broken:
@@ -117,7 +121,7 @@ class SqliteListener(Listener):
             previous, self._version = self._version, version
             return version != previous
 
-    def _read(self) -> int:
+    def _read_version(self) -> int:
         # Cleared before the read, so that a write after it counts as new. The write may belong to a commit that is not
         # visible yet, even if another commit is.
         if self._watch is not None and self._watch.clear():

@@ -38,11 +38,11 @@ from ..base import (
 from ..idle_sessions import is_readable
 from .failures import READ, lock_failed_calls, save_calls
 from .jobs import (
+    ADD_TO_COUNTERS,
     CLAIM,
     CLAIM_ALONE,
-    COUNT,
     COUNT_CLAIMABLE,
-    KEEP,
+    MARK_SUCCEEDED,
     NOT_HELD,
     claim_calls,
     end_call,
@@ -51,7 +51,7 @@ from .jobs import (
 )
 from .limits import ACQUIRE_PERMITS, ACQUIRE_PERMITS_ALONE, END_WITH_PERMITS
 from .lock_handoff import LockHandoff
-from .locks import END_LOCKED, HAND_OVER, NEXT, NEXT_OF_FREED, NEXT_OF_MARKED, READY, TAKE
+from .locks import END_LOCKED, HAND_OFF_MARKED, NEXT, NEXT_OF_FREED, NEXT_OF_MARKED, READY, TAKE
 from .pipeline import Rows
 from .prefetch import confirm, extend, prefetch_call
 from .prepared import Call, PreparedSession, can_join, execute, execute_and_commit, execute_on, keeps_session
@@ -178,11 +178,11 @@ class PostgresqlDialect(Dialect):
         claims_from = len(calls)
         if plan.slots:
             calls += claim_calls(CLAIM if calls or connection.in_atomic_block else CLAIM_ALONE, plan, now)
-        is_handed_over = bool(plan.slots) and end_count > 0 and calls[end_count - 1][0] is NEXT_OF_FREED
-        # Replaces the last statement of `_end_calls`: the marked lock rows must survive until the claim, for HAND_OVER.
-        if is_handed_over:
+        has_handoff = bool(plan.slots) and end_count > 0 and calls[end_count - 1][0] is NEXT_OF_FREED
+        # Replaces the last statement of `_end_calls`: the marked lock rows must survive until HAND_OFF_MARKED.
+        if has_handoff:
             calls[end_count - 1] = (NEXT_OF_MARKED, [True])
-            calls.append((HAND_OVER, [True, plan.lease_s, now]))
+            calls.append((HAND_OFF_MARKED, [True, plan.lease_s, now]))
         # After the claims: the buffer gets jobs behind those of the requests in the order of the queue (ADR 0022).
         if plan.prefetch_slots:
             calls.append(prefetch_call(plan, now))
@@ -190,7 +190,7 @@ class PostgresqlDialect(Dialect):
         def read(results: list[Rows]) -> tuple[AckResult, list[Reservation]]:
             # Rows are popped in reverse order of the statements above.
             prefetched = prefetched_reservations(results.pop()) if plan.prefetch_slots else []
-            next_holders = results.pop() if is_handed_over else []
+            next_holders = results.pop() if has_handoff else []
             if next_holders:
                 # Another job of its key is likely to follow such a job: try `hand_off_lock` at its end (ADR 0020).
                 self._lock_handoff.remember(jid for jid, _, _ in next_holders)
@@ -421,7 +421,7 @@ class PostgresqlDialect(Dialect):
     def mark_succeeded(self, cursor: CursorWrapper, ended: Sequence[tuple[int, Ack, int]], now: datetime) -> None:
         if ended:
             ids, results = [row_id for row_id, _, _ in ended], [ack.result for _, ack, _ in ended]
-            execute(cursor, [(KEEP, [ids, results, now])])
+            execute(cursor, [(MARK_SUCCEEDED, [ids, results, now])])
 
     def lock_failed(self, connection: BaseDatabaseWrapper, jids: Collection[str], now: datetime | None) -> LockedRows:
         rows, [(clock,)] = execute_on(connection, lock_failed_calls(jids, now))
@@ -443,7 +443,7 @@ class PostgresqlDialect(Dialect):
             execute_on(connection, calls)
 
     def count_in(self, cursor: CursorWrapper, day: date, slot: int, tally: Tally) -> None:
-        execute(cursor, [(COUNT, [day, slot, tally.processed, tally.failed, tally.late])])
+        execute(cursor, [(ADD_TO_COUNTERS, [day, slot, tally.processed, tally.failed, tally.late])])
 
 
 class _LoopSession(NamedTuple):

@@ -9,7 +9,7 @@ from typing import Any
 from django.db.backends.base.base import BaseDatabaseWrapper
 
 from ..base import JOB, FailureColumns, Tally, counter_slot
-from .jobs import COUNT
+from .jobs import ADD_TO_COUNTERS
 from .prepared import Call, Statement, unnest
 
 READ = (
@@ -66,5 +66,7 @@ def save_calls(
         columns: list[list[Any]] = [list(column) for column in zip(*changed, strict=True)]
         calls.append((SAVE, columns))
     if tally != Tally():
-        calls.append((COUNT, [day.date(), counter_slot(connection), tally.processed, tally.failed, tally.late]))
+        calls.append(
+            (ADD_TO_COUNTERS, [day.date(), counter_slot(connection), tally.processed, tally.failed, tally.late])
+        )
     return calls

@@ -30,7 +30,7 @@ from .prepared import Call, Statement, unnest
 from .rows import RETURNED
 
 
-def _row(ready_at: str) -> str:
+def _plain_values(ready_at: str) -> str:
     return f"""j.jid, j.jobtype, j.queue, CASE WHEN j.at > now THEN 'scheduled' ELSE 'enqueued' END, -j.priority,
   j.text, j.retry, j.reserve_for, j.backtrace, j.result_ttl, CASE WHEN j.at > now THEN j.at END,
   CASE WHEN j.at > now THEN NULL ELSE {ready_at} END"""
@@ -74,7 +74,7 @@ PUSH_ONE = Statement(
     ["text", "text", "text", "smallint", "text", "int", "int", "smallint", "int", "timestamptz", "timestamptz"],
     f"""
 INSERT INTO {JOB} AS old ({INSERTED})
-SELECT {_row("now")}
+SELECT {_plain_values("now")}
 FROM (VALUES ($1, $2, $3, $4, $5, $6, $7, $8, $9, $10))
   AS j (jid, jobtype, queue, priority, text, retry, reserve_for, backtrace, result_ttl, at), {clock(11)}{UPSERT}""",
     gives_rows=False,
@@ -86,7 +86,7 @@ FROM (VALUES ($1, $2, $3, $4, $5, $6, $7, $8, $9, $10))
 # fenced.
 _SET = f"""
 INSERT INTO {JOB} ({INSERTED}, attempt)
-SELECT {_row("now + make_interval(secs => j.place / 1e6)")}, COALESCE(gone.attempt, 0)"""
+SELECT {_plain_values("now + make_interval(secs => j.place / 1e6)")}, COALESCE(gone.attempt, 0)"""
 _IN_ORDER = f"""
 LEFT JOIN gone ON gone.jid = j.jid WHERE {IS_REPLACED} ORDER BY j.nth ON CONFLICT (jid) DO NOTHING"""
 
@@ -251,7 +251,7 @@ FROM clock""",
     ages=True,
 )
 
-KEEP = Statement(
+MARK_SUCCEEDED = Statement(
     "keep",
     ["bigint[]", "text[]", "timestamptz"],
     f"""
@@ -260,7 +260,7 @@ FROM {unnest(1, 2)} AS r (id, result) WHERE j.id = r.id""",
     gives_rows=False,
 )
 
-COUNT = Statement(
+ADD_TO_COUNTERS = Statement(
     "count",
     ["date", "bigint", "int", "int", "int"],
     f"""

@@ -27,7 +27,7 @@ _LIVES = "(expires_at IS NULL OR expires_at > (SELECT now FROM clock))"
 # Locks the holder's row, then its lock, as all transactions do (ADR 0024); the next job's row only if it is not locked.
 # Lookups by key hide the state from the planner, see `locks`. The token is drawn before the writes: no part of a
 # statement sees what another part has written (ADR 0024), and both the job and the lock row get it.
-RELAY = Statement(
+HAND_OFF_LOCK = Statement(
     "relay",
     [
         "timestamptz",
@@ -96,7 +96,7 @@ SELECT token.id, held.wid, held.attempt, held.queue, held.jobtype, clock.now, he
 FROM held, token, taken, clock""",
 )
 
-MOST_CHAINS = 10_000
+MAX_REMEMBERED = 10_000
 """Maximum number of remembered jobs that received their lock from an ended job.
 
 A forgotten job costs one use of the slow path.
@@ -120,7 +120,7 @@ class LockHandoff:
         with self._lock:
             self._next_holders.update(dict.fromkeys(jids))
             # Dicts keep their insertion order, so the oldest job is forgotten first.
-            while len(self._next_holders) > MOST_CHAINS:
+            while len(self._next_holders) > MAX_REMEMBERED:
                 del self._next_holders[next(iter(self._next_holders))]
 
     def expects(self, jid: str) -> bool:
@@ -135,12 +135,12 @@ class LockHandoff:
         with self._lock:
             self._next_holders.pop(ack.jid, None)
         # The plan is that of a single request, so all of its slots have the same wid.
-        queues, wid = [slot.queue for slot in plan.slots], plan.slots[0].wid
+        queues, next_wid = [slot.queue for slot in plan.slots], plan.slots[0].wid
         values: list[Any] = [
-            now, plan.lease_s, ack.jid, ack.wid, ack.attempt, ack.result, queues, wid, plan.mark,
+            now, plan.lease_s, ack.jid, ack.wid, ack.attempt, ack.result, queues, next_wid, plan.mark,
             counter_slot(connection), plan.at_least_s, plan.at_most_s,
         ]  # fmt: skip
-        [rows] = execute_on(connection, [(RELAY, values)])
+        [rows] = execute_on(connection, [(HAND_OFF_LOCK, values)])
         if not rows:
             return None
         [(token, wid, attempt, queue, jobtype, ended_at, started_at, is_all, *job_columns)] = rows

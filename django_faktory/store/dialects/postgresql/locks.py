@@ -142,7 +142,7 @@ SELECT ready.id, ready.lock_key, ready.queue, ready.sort_priority FROM {unnest(1
 )
 
 # END_LOCKED marks a lock as lapsed, expired at -infinity. Other transactions never see such rows, because this
-# statement or HAND_OVER removes them before the commit.
+# statement or HAND_OFF_MARKED removes them before the commit.
 NEXT_OF_FREED = Statement(
     "next_of_freed",
     ["boolean"],
@@ -153,7 +153,7 @@ WITH keys AS MATERIALIZED (
   RETURNING lock_key AS key), {_NEXT}""",
 )
 
-# For an exchange that also claims: the freed rows stay marked until `HAND_OVER`.
+# For an exchange that also claims: the freed rows stay marked until `HAND_OFF_MARKED`.
 NEXT_OF_MARKED = Statement(
     "next_of_marked",
     ["boolean"],
@@ -166,7 +166,7 @@ WITH keys AS MATERIALIZED (
 # xmin: a job claimed by another transaction, which has yet to acquire its lock, must not get it. The statement waits
 # for no row, since all are locked already. If two jobs of the key were claimed, `TAKE` chooses later; a job that needs
 # a permit acquires its lock together with the permit.
-HAND_OVER = Statement(
+HAND_OFF_MARKED = Statement(
     "hand_over",
     ["boolean", "double precision", "timestamptz"],
     f"""

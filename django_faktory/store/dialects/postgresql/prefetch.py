@@ -66,7 +66,7 @@ WHERE j.claim < 0 AND j.reserved_until IS NOT NULL AND r.jid NOT IN (SELECT jid 
 
 
 # Rows are found by jid alone, see `jobs`; only due rows are locked. A locked row is skipped: a
-# transaction that changes a job of its own must not delay the heartbeat, and `reap` skips the row as well.
+# transaction that changes a job of its own must not delay the heartbeat, and `failures.reap` skips the row as well.
 EXTEND = Statement(
     "extend",
     ["text[]", "int[]", "text[]", "double precision", "timestamptz"],

@@ -54,7 +54,7 @@ def unnest(*places: int | str) -> str:
 
 
 class _Use:
-    """Use of one statement by one connection."""
+    """Uses of one statement on one connection, and the name and age of its plan if it is prepared."""
 
     __slots__ = ("name", "planned_at", "used_at", "uses")
 
@@ -84,7 +84,7 @@ class Statement:
     works = True
     """Whether connections keep their sessions. Set to False for the whole process once a connection did not."""
 
-    _known: ClassVar[WeakKeyDictionary[Any, None]] = WeakKeyDictionary()
+    _without_pooler: ClassVar[WeakKeyDictionary[Any, None]] = WeakKeyDictionary()
     """Connections that were checked and have no pooler."""
 
     def __init__(
@@ -144,13 +144,13 @@ def keeps_session(connection: BaseDatabaseWrapper) -> bool:
     prepared.
     """
     raw = connection.connection
-    if not Statement.works or raw in Statement._known:  # noqa: SLF001
+    if not Statement.works or raw in Statement._without_pooler:  # noqa: SLF001
         return Statement.works
     # The query is sent by the driver's own cursor, so Django does not translate its errors.
     with connection.wrap_database_errors:
         has_pooler = is_pooled(raw)
     if not has_pooler:
-        Statement._known[raw] = None  # noqa: SLF001
+        Statement._without_pooler[raw] = None  # noqa: SLF001
         return True
     # For the whole process: its other connections most likely go through the same pooler.
     Statement.works = False

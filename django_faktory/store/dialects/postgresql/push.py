@@ -172,11 +172,11 @@ def blocked_keys(rows: Rows) -> set[str]:
 
 
 def _to_json(jobs: OrderedJobs) -> str:
-    records = [_record(nth, place, job) for nth, (place, job) in enumerate(jobs)]
+    records = [_to_record(nth, place, job) for nth, (place, job) in enumerate(jobs)]
     return str(_json.encode(records), "utf-8")
 
 
-def _record(nth: int, place: int, job: JobPayload) -> _JobRecord:
+def _to_record(nth: int, place: int, job: JobPayload) -> _JobRecord:
     options = job.options or NO_OPTIONS
     return _JobRecord(
         job.jid, job.jobtype, job.queue, job.priority, job.text, job.retry, job.reserve_for, job.backtrace, place, nth,
