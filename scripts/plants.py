@@ -525,8 +525,8 @@ PLANTS = (
     Plant(
         "a job that ended is not kept until its end is reported",
         "django_faktory/worker/job_buffer.py",
-        "                self._unreported[id(report)] = report\n",
-        "",
+        "                self._unreported[id(report)] = report\n                self.finished",
+        "                self.finished",
         ("tests/worker/test_job_buffer.py", "-k", "known_until"),
     ),
     Plant(

@@ -18,7 +18,7 @@ from django.core.checks import CheckMessage
 from django.db import models
 from django.db.backends.base.base import BaseDatabaseWrapper
 from django.db.models import F, Q, Subquery, Value
-from django.db.models.functions import Coalesce, Now, Right, StrIndex, Substr
+from django.db.models.functions import Coalesce, Length, Now, Replace, Right, StrIndex, Substr
 
 from ..core import queries
 from ..core.json import jsontext
@@ -341,14 +341,20 @@ def _has_spelling(text: str) -> Q:
 
 
 def _has_args(args: str) -> Q:
-    """Match the `args` member in the spellings of common JSON libraries: with or without spaces, escaped or not."""
-    value = json.loads(args)
+    """Match the `args` member in the spellings of common JSON libraries: with or without spaces, escaped or not.
+
+    Leaves out jobs with further members of that name, in a keyword argument for example: a text cannot show which of
+    them has the arguments, and the jobs may be killed.
+    """
+    value, key = json.loads(args), '"args":'
+    key_chars = Length("payload") - Length(Replace("payload", Value(key), Value("")))
+    has_no_other_key = Q(_Equals(key_chars, len(key) * (1 + json.dumps(value, separators=(",", ":")).count(key))))
     spellings = {
         f'"args"{colon}{json.dumps(value, separators=marks, ensure_ascii=is_ascii)}'
         for marks, colon in (((",", ":"), ":"), ((", ", ": "), ": "))
         for is_ascii in (True, False)
     } | {f'"args":{args}'}
-    return reduce(or_, map(_has_text, sorted(spellings)))
+    return reduce(or_, map(_has_text, sorted(spellings))) & has_no_other_key
 
 
 _HAS_FAILED = Q(state__in=["retries", "dead", "discarded", "expired"])

@@ -155,7 +155,7 @@ class Execution:
         return contextvars.copy_context().run(self._run, broker, outer_aliases)
 
     def _run(self, broker: WorkerBroker, outer_aliases: frozenset[str]) -> Report | None:
-        report: Report | None
+        report: Report | None = None
         if self.control.bid:  # nearly all jobs have none, and would pay for the context variable
             enter_job(self.task, self.control.bid, self.control.wid)
         try:
@@ -180,6 +180,9 @@ class Execution:
             else:
                 task_finished.send_robust(self._sender, task_result=self.result)
             return report
+        except SystemExit as error:  # a receiver's: it would end the thread, and the job would never be reported
+            logger.exception("a receiver of a signal exited jid=%s", self.reservation.jid)
+            return report or self._report_error(error)
         finally:
             # An interrupted driver call may leave a connection unusable although it looks healthy.
             if self.control.was_interrupted:

@@ -142,10 +142,13 @@ class Fetcher:
             # Until a BEAT is answered, see `Heartbeat.is_fresh`.
             self._stopping.wait(0.1)
             return
-        # Before the fetch: a job that ends meanwhile may have enqueued another one.
-        was_idle = self._buffer.is_empty()
+        # Before the fetch: a job that ends meanwhile may have enqueued another one. Its report may make one ready too:
+        # the callback of a batch, or the next job of a lock.
+        was_idle = self._buffer.is_empty() and self._is_reported()
         with self._fetching:
-            jobs = self._fetch(1 if self._broker.blocking else room)
+            # Read again: the thread that reports may have fetched jobs while this one waited for `_fetching`.
+            room = self._buffer.wait_for_room(0)
+            jobs = self._fetch(1 if self._broker.blocking else room) if room else []
             if jobs:
                 self._empty_fetches = 0
                 self._accept(jobs)

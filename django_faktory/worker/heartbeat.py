@@ -89,6 +89,8 @@ class Heartbeat:
         self._pause_s = self._interval_s
         attempts = self._held_attempts()
         still_held, self._previous_attempts = tuple(sorted(attempts & self._previous_attempts)), attempts
+        # Before the request: a process that is suspended until the reply arrives must not count as fresh.
+        sent_at = time.monotonic()
         beat = Beat(wid=self._wid, current_state=self._state, rss_kb=rss_kb(), held=still_held)
         try:
             [answer] = self._broker.beat([beat])
@@ -106,7 +108,7 @@ class Heartbeat:
             # `_answered_at` is not updated: a wid that the broker does not know must not count as fresh.
             self._on_order(LOST)
             return
-        self._answered_at = time.monotonic()
+        self._answered_at = sent_at
         if isinstance(answer, FaktoryError):
             logger.error("beat was refused wid=%s error=%s", self._wid, answer)
         elif answer in (QUIET, TERMINATE):

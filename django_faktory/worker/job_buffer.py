@@ -128,6 +128,7 @@ class JobBuffer:
         """Queue the report of a job that was removed without being begun."""
         with self._lock:
             self.report_count += 1
+            self._unreported[id(report)] = report  # as in `finish`
             self.finished.put(report)
 
     def count_by_queue(self) -> Counter[str]:

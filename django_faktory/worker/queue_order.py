@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Sequence
 from random import Random
 
 from ..core.payloads import queue_name
 from ..errors import InvalidPayload
+
+_weight = re.compile(r"0*[1-9][0-9]{0,8}", re.ASCII)
 
 
 class QueueOrder:
@@ -21,7 +24,7 @@ class QueueOrder:
         self._is_weighted = False
         for spec in specs:
             name, colon, weight = spec.strip().partition(":")
-            if not name or (colon and not (weight.isascii() and weight.isdigit() and int(weight) > 0)):
+            if not name or (colon and not _weight.fullmatch(weight)):
                 raise InvalidPayload(
                     f'expected names of queues, each "name" or "name:weight" with a whole weight above 0, got {spec!r}'
                 )

@@ -80,6 +80,7 @@ class Reporter:
             if not unsent:
                 continue
             if time.monotonic() >= self._deadline:
+                unsent += self._gather(self._finished.qsize(), block=False)
                 logger.error("jobs ended and could not be reported: they run again jids=%s", _jids(unsent))
                 break
             self._sleep()

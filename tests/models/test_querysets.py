@@ -105,6 +105,15 @@ def test_arguments_are_found_in_the_json_style_of_other_libraries():
     assert Job.objects.with_args(1, "é").count() == 4
 
 
+def test_jobs_with_a_second_member_args_are_not_found_by_arguments():
+    JobFactory(payload='{"args":[{"x":{"args":[1,2]}}]}')
+    JobFactory(payload='{"args":[1,2],"custom":{"kwargs":{"args":[1,2]}}}')
+    nested = JobFactory(payload='{"args":[{"args":[1,2]}]}')
+    plain = JobFactory(payload='{"args":[1,2],"custom":{"note":"\\"args\\":"}}')
+    assert [*Job.objects.with_args(1, 2)] == [plain]
+    assert [*Job.objects.with_args({"args": [1, 2]})] == [nested]
+
+
 def spell_as_go(failure):
     """Return JSON as a Faktory server writes it."""
     text = json.dumps(failure, separators=(",", ":"), ensure_ascii=False)

@@ -299,6 +299,19 @@ def test_a_failure_with_no_attempt_left_sends_task_finished(seen, job):
     assert seen == [STARTED, FAILURE]
 
 
+@pytest.mark.parametrize(("signal", "report"), [(task_started, Failure), (task_finished, Ack)])
+def test_a_job_is_reported_although_a_receiver_exits(signal, report, caplog):
+    def leave(**_):
+        raise SystemExit
+
+    signal.connect(leave)
+    try:
+        assert isinstance(ran(tasks.noop), report)
+    finally:
+        signal.disconnect(leave)
+    assert "a receiver of a signal exited" in caplog.text
+
+
 def test_an_async_job_sends_the_same_signals(seen):
     ran(tasks.async_add, 1, 2)
     assert seen == [STARTED, SUCCESS]

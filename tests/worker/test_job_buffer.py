@@ -96,7 +96,7 @@ def test_jobs_that_have_not_started_can_be_removed_from_the_buffer(held):
     assert held.abandon() == [begun]
 
 
-def test_waiting_jobs_are_stuck_only_when_no_thread_takes_one(held, monkeypatch):
+def test_waiting_jobs_are_released_only_when_no_thread_takes_one(held, monkeypatch):
     job = reserved()
     held.add([job])
     assert held.take_unbegun() == []
@@ -144,6 +144,16 @@ def test_a_job_is_known_until_its_end_is_reported(held):
     held.forget_reports([report])
     assert held.held_attempts() == {(second.jid, 1)}
     held.finish(held.take_next(), None, ran_s=0.0)
+    assert held.held_attempts() == set()
+
+
+def test_a_job_that_was_not_begun_is_known_until_its_report_is_sent(held):
+    suspect = reserved()
+    held.add_alone(suspect, wait_s=0.0)
+    report = Failure(jid=suspect.jid, attempt=suspect.attempt, errtype="Error", message="")
+    held.report(report) if held.take_overdue() is suspect else None
+    assert held.held_attempts() == {(suspect.jid, 1)}
+    held.forget_reports([report])
     assert held.held_attempts() == set()
 
 

@@ -32,7 +32,9 @@ def test_surrounding_spaces_and_duplicate_queue_names_are_ignored():
     assert QueueOrder([" a ", "b", "a"]).draw(Random()) == ("a", "b")
 
 
-@pytest.mark.parametrize("specs", [[""], ["a:0"], ["a:-1"], ["a:x"], ["a:"], [":3"], ["a b"], ["a:1:2"], []])
+@pytest.mark.parametrize(
+    "specs", [[""], ["a:0"], ["a:-1"], ["a:x"], ["a:"], [":3"], ["a b"], ["a:1:2"], ["a:" + "9" * 5000], []]
+)
 def test_an_invalid_queue_spec_is_rejected_with_a_one_line_message(specs):
     with pytest.raises(InvalidPayload, match=r"expected|must match") as caught:
         QueueOrder(specs)

@@ -11,7 +11,7 @@ from django_faktory.brokers.orm import OrmBroker
 from django_faktory.core.payloads import Ack, FetchRequest, failure
 from django_faktory.errors import BrokerUnavailable, CommandRefused
 from django_faktory.models import Job
-from django_faktory.worker.reporter import Reporter
+from django_faktory.worker.reporter import MAX_SET, Reporter
 from tests.factories import payload
 
 pytestmark = pytest.mark.django_db(transaction=True)
@@ -92,6 +92,20 @@ def test_no_lines_are_stored_after_the_deadline(held):
     reporter.close(time.monotonic())
     reporter.run()
     assert reporter.settled_count == 1
+
+
+def test_every_report_that_is_not_sent_by_the_deadline_is_logged(held, caplog):
+    class Unavailable(OrmBroker):
+        def ack(self, acks):
+            raise BrokerUnavailable("no database")
+
+    finished = SimpleQueue()
+    for number in range(MAX_SET + 3):
+        finished.put(Ack(jid=f"job-{number:05}", wid="w1", attempt=1))
+    reporter = Reporter(Unavailable("default"), finished)
+    reporter.close(time.monotonic())
+    reporter.run()
+    assert f"job-{MAX_SET + 2:05}" in caplog.text
 
 
 def test_lines_are_stored_once_when_their_acknowledgement_is_repeated(report, held):

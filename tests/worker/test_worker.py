@@ -11,6 +11,7 @@ from django.db import connection
 from django.test import override_settings
 from msgspec import structs
 
+from django_faktory import Batch, push
 from django_faktory.brokers.orm import OrmBroker
 from django_faktory.errors import AuthenticationFailed, BrokerUnavailable, CommandRefused
 from django_faktory.models import Job, WorkerProcess
@@ -18,6 +19,7 @@ from django_faktory.store import workers
 from django_faktory.store.jobs import claims
 from django_faktory.store.transactions import run
 from django_faktory.worker import worker as runner
+from django_faktory.worker.fetcher import DRAINED_FETCHES
 from django_faktory.worker.worker import Worker
 from tests.factories import JobFactory
 from tests.project import tasks
@@ -370,6 +372,31 @@ class TestDraining:
         running = work(PassesOver("default"), drain=True)
         assert running.ended()
         assert Job.objects.get().state == "succeeded"
+
+    @pytest.mark.parametrize("follower", ["callback of a batch", "job of the same lock"])
+    def test_draining_includes_jobs_that_become_ready_with_a_report(self, work, follower):
+        class AcksLate(OrmBroker):
+            fetches = 0
+
+            def fetch(self, requests):
+                self.fetches += 1
+                return super().fetch(requests)
+
+            def ack(self, acks):
+                # More fetches than an idle worker needs to end.
+                wait_until(lambda until=self.fetches + 2 * DRAINED_FETCHES: self.fetches >= until)
+                return super().ack(acks)
+
+        if follower == "callback of a batch":
+            with Batch(success=tasks.noop):
+                tasks.add.enqueue(1, 2)
+        else:
+            for _ in range(2):
+                push(tasks.noop.jobtype, custom={"lock": "shop 1"})
+        running = work(AcksLate("default"), drain=True, concurrency=1)
+        assert running.ended()
+        # A pushed job has no result to keep, so its row is deleted.
+        assert not Job.objects.exclude(state="succeeded").exists()
 
 
 class SlowToTake(OrmBroker):

@@ -128,6 +128,8 @@ def test_the_python_api_pauses_tasks_and_sets_and_removes_limits(transactional_d
     assert Limit.objects.get(scope="queue").allowance_text == "5/s"
     assert limits.remove_limit("queue", "mail") is True
     assert limits.remove_limit("queue", "mail") is False
+    limits.set_limit("key", "tenant:" + "x" * 300, 5)
+    assert limits.remove_limit("key", "tenant:" + "x" * 300) is True
     with pytest.raises(InvalidLimit, match="scope: expected queue, task, key"):
         limits.set_limit("worker", "x", 1)
 
