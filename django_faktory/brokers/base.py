@@ -52,7 +52,7 @@ class Transaction:
     """Return whether nothing has been done in the transaction yet; False if unknown. Call it inside the transaction."""
 
 
-# A protocol: a dialect implements it, and the store does not import brokers (ADR 0037).
+# A protocol: `store.jobs.async_exchange` implements it, and the store does not import brokers (ADR 0037).
 class InFlightExchange(Protocol[Result_co]):
     """An exchange that was sent on a lent connection, see `Broker.lend`."""
 

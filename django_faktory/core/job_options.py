@@ -103,10 +103,10 @@ def read_options_in_steps(
     expires_at = instant(custom, "expires_at", within=_WITHIN)
     expires_in = seconds(custom, "expires_in", within=_WITHIN)
     bid, about = _read_bid(custom), _read_about(custom)
-    locked_by = yield from _read_lock_key(jobtype, args, custom)
-    limited_by = _read_limit_key(custom)
+    lock = yield from _read_lock_key(jobtype, args, custom)
+    limit = _read_limit_key(custom)
     # A key may be present without an option, for example `"lock": false`.
-    if (unique_for, expires_at, expires_in, bid, locked_by, limited_by, about) == (None,) * 7:
+    if (unique_for, expires_at, expires_in, bid, lock, limit, about) == (None,) * 7:
         return None
     key = None
     if unique_for is not None:
@@ -117,8 +117,8 @@ def read_options_in_steps(
         unique_until_start=unique_for is not None and _is_until_start(custom),
         expires_at=expires_at,
         expires_in=expires_in,
-        lock_key=locked_by,
-        limit_key=limited_by,
+        lock_key=lock,
+        limit_key=limit,
         bid=bid,
         about=about,
     )
@@ -158,7 +158,7 @@ def _read_lock_key(jobtype: str, args: str, custom: Mapping[str, str]) -> Increm
 
 def _read_limit_key(custom: Mapping[str, str]) -> str | None:
     raw = custom.get("limit", ABSENT)
-    if raw in (ABSENT, "null", "false"):
+    if raw in (ABSENT, "false"):
         return None
     try:
         return limit_key(string(raw))

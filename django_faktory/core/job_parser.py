@@ -120,7 +120,7 @@ def _plain_job(jid: str, members: dict[str, str], text: str, custom: dict[str, s
         queue=queue,
         # The original server drops `priority`; the specification and this server honour it.
         priority=priority_from_wire(integer(members, "priority", default=5, low=1, high=9)),
-        retry=_clamp(integer(members, "retry", default=DEFAULT_RETRY)),
+        retry=max(-1, min(integer(members, "retry", default=DEFAULT_RETRY), MAX_INTEGER)),
         reserve_for=reserve_for,
         backtrace=max(-1, min(integer(members, "backtrace", default=0), MAX_BACKTRACE_LINES)),
         at=at,
@@ -191,10 +191,6 @@ def _result_ttl(custom: dict[str, str]) -> int | None:
     if custom.get("result_ttl", ABSENT) == ABSENT:
         return None
     return integer(custom, "result_ttl", default=0, low=0, high=MAX_INTEGER, within="custom.")
-
-
-def _clamp(number: int) -> int:
-    return max(-1, min(number, MAX_INTEGER))
 
 
 def _is_storable(text: str) -> bool:

@@ -159,8 +159,8 @@ class Failure(msgspec.Struct, frozen=True, kw_only=True, gc=False):
     retry_in_s: float | None = None
     """Delay that the task chose; None: the protocol's backoff."""
     verdict: str = ""
-    """"" follows the retry count; "kill" makes the job dead at once; "discard" drops it at once; LATER means that it
-    was not begun: it waits `retry_in_s` and uses no retry, if the broker supports that.
+    """Empty: the job is retried while it has retries left. "kill": it is dead at once. "discard": it is dropped at
+    once. LATER: it was not begun, so it waits `retry_in_s` and uses no retry, if the broker supports that.
     """
     log: tuple[str, ...] = ()
     """The latest lines that the task logged; not on the wire."""

@@ -36,7 +36,7 @@ SLOW_READER_S = 30.0
 """Seconds without progress of the client in reading its replies before the connection is aborted."""
 
 MAX_IN_A_ROW = 10
-"""Commands answered in a row before the connection rests; mostly rejected lines are answered in a row."""
+"""Commands answered in a row before the connection rests: mostly rejected lines, as others wait for the database."""
 
 HALF_CLOSED_S = 1.0
 """Seconds a connection stays half open so that its client can read the last reply."""
@@ -70,9 +70,10 @@ class Connection(asyncio.Protocol):
         self._is_in_intake = False  # waits in `Intake`, as it sends a long line
         self._unsent_jobs: list[Reservation] = []
         self._is_check_scheduled = False  # a check of the unsent bytes is scheduled
+        # The time limit of HELLO, of a client that reads slowly, or of a half-closed connection.
         self._timer: asyncio.TimerHandle | None = None
-        self._line_timer: asyncio.TimerHandle | None = None
-        self._unread_bytes = 0
+        self._line_timer: asyncio.TimerHandle | None = None  # the time limit of an incomplete line
+        self._unsent_before = 0  # unsent bytes when `_watch_reader` last looked
         self._address = ""
 
     @staticmethod
@@ -416,11 +417,11 @@ class Connection(asyncio.Protocol):
 
     def _watch_reader(self) -> None:
         """Abort if the client makes no progress in reading for `SLOW_READER_S`; otherwise check again."""
-        self._unread_bytes = self._unsent_bytes
+        self._unsent_before = self._unsent_bytes
         self._start_timer(SLOW_READER_S, self._check_read)
 
     def _check_read(self) -> None:
-        if self._unsent_bytes < self._unread_bytes:
+        if self._unsent_bytes < self._unsent_before:
             self._watch_reader()
         else:
             self.abort()

@@ -64,8 +64,8 @@ class DeliveryTracker:
         loop: asyncio.AbstractEventLoop,
     ) -> None:
         self._confirm, self._loop = confirm, loop
-        self._unconfirmed: dict[str, tuple[float, Reservation]] = {}
-        self._members: dict[str, str] = {}
+        self._unconfirmed: dict[str, tuple[float, Reservation]] = {}  # by jid: time of the delivery, and the job
+        self._members: dict[str, str] = {}  # jid of each delivered batch member -> its bid
         self._timer: asyncio.TimerHandle | None = None
         self._is_confirming = False
 

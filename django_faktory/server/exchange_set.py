@@ -20,7 +20,6 @@ Item = list[JobPayload] | Ack | FetchRequest
 BYTES_A_WEIGHT = 8 * 1024
 """Jobs up to this size weigh 1, so a transaction has about 4 MiB of larger ones."""
 
-
 NAMES_A_WEIGHT = 10
 """Queues of a FETCH that add 1 to its weight."""
 
@@ -38,7 +37,7 @@ def weight(item: object) -> int:
 
 
 class ExchangeSet:
-    """Items of one exchange, sorted by kind."""
+    """Items of one exchange, grouped by kind."""
 
     def __init__(self, items: Sequence[Item]) -> None:
         self.items = items
@@ -53,7 +52,7 @@ class ExchangeSet:
             elif type(item) is FetchRequest:
                 self.requests.append(item)
 
-    def answers(self, reply: ExchangeReply) -> list[Any]:
+    def build_answers(self, reply: ExchangeReply) -> list[Any]:
         """Return the answer of `push`, `ack` or `fetch` for each item, in the order of `items`."""
         pushed, acked, fetched = map(iter, reply)
         answers: list[Any] = []
@@ -71,14 +70,14 @@ def execute_exchange(broker: Broker, items: Sequence[Item]) -> list[Any]:
     is_mixed = bool(commands.jobs) + bool(commands.acks) + bool(commands.requests) > 1
     # Only `exchange` can mix verbs and prefetch jobs.
     if is_mixed or any(request.prefetch for request in commands.requests):
-        return commands.answers(broker.exchange(commands.jobs, commands.acks, commands.requests))
+        return commands.build_answers(broker.exchange(commands.jobs, commands.acks, commands.requests))
     pushed = broker.push(commands.jobs) if commands.jobs else []
     acked = broker.ack(commands.acks) if commands.acks else []
     fetched = broker.fetch(commands.requests) if commands.requests else []
-    return commands.answers(ExchangeReply(pushed, acked, fetched))
+    return commands.build_answers(ExchangeReply(pushed, acked, fetched))
 
 
 def begin_exchange(send: LoopConnection, items: Sequence[Item]) -> InFlightExchange[list[Any]] | None:
     """Send the items without waiting, on a connection that a thread lends; None if they need `execute_exchange`."""
     commands = ExchangeSet(items)
-    return send(commands.jobs, commands.acks, commands.requests, commands.answers)
+    return send(commands.jobs, commands.acks, commands.requests, commands.build_answers)

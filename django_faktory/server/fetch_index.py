@@ -96,9 +96,9 @@ class FetchIndex:
             del self._without_room[waiting_fetch]
             return False
         for queue in waiting_fetch.request.queues:
-            named = self._by_queue[queue]
-            del named[waiting_fetch]
-            if not named:
+            fetches = self._by_queue[queue]
+            del fetches[waiting_fetch]
+            if not fetches:
                 del self._by_queue[queue]
         if not waiting_fetch.has_many:
             return False
@@ -205,10 +205,8 @@ class FetchIndex:
             queues.update(dict.fromkeys(waiting_fetch.request.queues))
         firsts: dict[str, WaitingFetch] = {}
         for queue in queues:
-            for waiting_fetch in self._by_queue[queue]:
-                if not (waiting_fetch.has_timed_out or waiting_fetch.in_claim):
-                    firsts[queue] = waiting_fetch
-                    break
+            if first := next(filter(_is_idle, self._by_queue[queue]), None):
+                firsts[queue] = first
         if not firsts:
             return batch
         oldest = min(firsts.values(), key=_arrival)

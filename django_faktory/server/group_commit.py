@@ -37,8 +37,6 @@ clients."""
 Item = TypeVar("Item")
 Answer = TypeVar("Answer")
 CommandSet = list[tuple[Item, Callable[[Answer | FaktoryError], object]]]
-
-
 Answers = Sequence[Answer | FaktoryError]
 Begin = Callable[[list[Item]], InFlightExchange[Answers[Answer]] | None]
 """Send a set without waiting for its answers; return None if it needs a thread (ADR 0021)."""
@@ -136,7 +134,7 @@ class CommitQueue(Generic[Item, Answer]):
             if flight is None:
                 self._run_in_thread(commit_thread, command_set, partial(self._execute, items))
             else:
-                self._wait(commit_thread, command_set, flight)
+                self._read_when_ready(commit_thread, command_set, flight)
         elif len(self._free) == len(self._commit_threads):
             self._idle.set()
 
@@ -150,13 +148,13 @@ class CommitQueue(Generic[Item, Answer]):
             logger.exception("set not sent from the event loop items=%d", len(items))
             return None
 
-    def _wait(
+    def _read_when_ready(
         self,
         commit_thread: _CommitThread[Item, Answer],
         command_set: CommandSet[Item, Answer],
         flight: InFlightExchange[Answers[Answer]],
     ) -> None:
-        """Answer when the exchange has been read. Until then nothing else uses its connection."""
+        """Read the result of an exchange when it arrives. Until then nothing else uses the connection."""
         commit_thread.in_flight, commit_thread.since = (command_set, flight), self._loop.time()
         if self._read_timer is None:
             self._read_timer = self._loop.call_later(READ_ANYWAY_S, self._poll_overdue)

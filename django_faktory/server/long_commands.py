@@ -24,8 +24,8 @@ STEP_S = 0.002
 AT_ONCE_S = 0.05
 """Seconds of parsing before the first pause: a client that sends a thousand jobs now and then is not slowed down."""
 
-OTHERS_S = 1.0
-"""Seconds after a short command during which the scheduler pauses for clients with short commands."""
+PAUSING_S = 1.0
+"""Seconds after a short command during which the scheduler pauses between steps, for clients with short commands."""
 
 HUGE_BYTES = 1024 * 1024
 """Lines longer than this have a memory budget of their own, so that shorter lines do not wait for them."""
@@ -63,9 +63,9 @@ class MemoryBudget:
         self.waiting_bytes = 0
         self._waiting: dict[PendingCommand, None] = {}
         self._inside: set[PendingCommand] = set()
-        self._size = 0
+        self._bytes_inside = 0
 
-    def enqueue(self, pending: PendingCommand) -> None:
+    def admit_in_turn(self, pending: PendingCommand) -> None:
         """Admit a line now, or later in order of arrival."""
         self._waiting[pending] = None
         self.waiting_bytes += pending.size
@@ -78,7 +78,7 @@ class MemoryBudget:
             self.waiting_bytes -= pending.size
         if pending in self._inside:
             self._inside.remove(pending)
-            self._size -= pending.size
+            self._bytes_inside -= pending.size
         self._next()
 
     def abandon(self, pending: PendingCommand) -> None:
@@ -91,12 +91,12 @@ class MemoryBudget:
             pending = next(iter(self._waiting))
             # In order of arrival: if smaller lines overtook it, a large one could wait indefinitely. A line beyond the
             # budget is admitted alone.
-            if self._inside and self._size + pending.size > self._limit:
+            if self._inside and self._bytes_inside + pending.size > self._limit:
                 return
             del self._waiting[pending]
             self.waiting_bytes -= pending.size
             self._inside.add(pending)
-            self._size += pending.size
+            self._bytes_inside += pending.size
             self._begin(pending)
 
 
@@ -121,7 +121,7 @@ class CommandScheduler:
         self._huge = MemoryBudget(ROOM_BYTES, self._begin, later)
         self._reading: deque[PendingCommand] = deque()
         self._is_scheduled = False
-        self._busy_s, self._at = 0.0, 0.0
+        self._busy_s, self._busy_at = 0.0, 0.0
         self._running_commands = 0
         self._is_free = asyncio.Event()
         self._is_free.set()
@@ -135,7 +135,7 @@ class CommandScheduler:
         """Parse a line as soon as its budget admits it. Call `leave` or `give_up` of the result at the end."""
         budget = self._huge if size > HUGE_BYTES else self._long
         pending = PendingCommand(budget, steps, size, done)
-        budget.enqueue(pending)
+        budget.admit_in_turn(pending)
         return pending
 
     def run_steps(self, steps: Incremental[None]) -> None:
@@ -198,6 +198,6 @@ class CommandScheduler:
         """Return the pause after a step: its duration, or 0 if the loop was idle lately or only long lines come."""
         # A leaky bucket: parsing fills it at twice its duration, time drains it.
         now = self._loop.time()
-        self._busy_s = max(0.0, self._busy_s - (now - self._at)) + 2 * took_s
-        self._at = now
-        return took_s if self._busy_s > AT_ONCE_S and now - self._short_command_at < OTHERS_S else 0.0
+        self._busy_s = max(0.0, self._busy_s - (now - self._busy_at)) + 2 * took_s
+        self._busy_at = now
+        return took_s if self._busy_s > AT_ONCE_S and now - self._short_command_at < PAUSING_S else 0.0

@@ -95,7 +95,9 @@ class PrefetchBuffer:
         self._claiming: dict[str, int] = {}
         """Number of running claims that name each queue."""
         self._low: set[str] = set()
+        """Queues to refill (see `LOW_WATERMARK`)."""
         self._returning: dict[str, int] = {}
+        """Number of running releases that contain jobs of each queue."""
         self._paused_until: dict[str, float] = {}
         self._all_paused_until = 0.0
         self._unproductive: dict[str, int] = {}

@@ -71,8 +71,8 @@ BULK_PAUSE = 4.0
 MAX_BULK_PAUSE_S = 2.0
 """Maximum pause of the bulk queue. On a slow disk a set takes long too, and longer pauses would help no client."""
 
-MAX_PUSH_IN_TURN = 50
-"""Weight above which a PUSH or PUSHB uses a commit queue of its own, so that it does not delay single commands."""
+MAX_PUSH_IN_EXCHANGE = 50
+"""Weight above which a PUSH or PUSHB uses the bulk queue instead, so that it does not delay single commands."""
 
 BACKLOG = 128
 WIDTH = 2
@@ -147,7 +147,7 @@ class Server:
 
     def wake(self, queues: Collection[str] | None = None) -> None:
         """Try waiting FETCHes of these queues, since another process stored work; None means all queues."""
-        self._call_in_loop(lambda: self.fetch_queue.wake(queues))
+        self._call_in_loop(lambda: self.fetch_queue.wake(queues))  # a lambda: before the start there is no queue yet
 
     def is_responsive(self, within_s: float) -> bool:
         """Return whether the event loop runs a callback within `within_s` seconds; blocks the calling thread."""
@@ -195,7 +195,7 @@ class Server:
         Large sets, and jobs that may wait for another transaction's lock (ADR 0023), use separate commit queues, so
         that no other command waits for them.
         """
-        if weight(jobs) > MAX_PUSH_IN_TURN:
+        if weight(jobs) > MAX_PUSH_IN_EXCHANGE:
             self.lock_waits.submit(MayBlock(jobs), answer, commit_queue=self._bulk_queue)
             return
         for job in jobs:
@@ -220,7 +220,7 @@ class Server:
         """Record a heartbeat or a registration in a commit queue that no other command uses (ADR 0032)."""
         self.lock_waits.submit(MayBlock(report, [f"wid:{report.wid}"]), answer, commit_queue=self._heartbeat_queue)
 
-    def may_block(
+    def execute_blocking(
         self,
         work: Work,
         answer: Callable[[Any], object],
@@ -291,9 +291,9 @@ class Server:
     # confirmation runs a job twice. Waiting and long commands weigh MAX_SET_WEIGHT, so each is a set of its own.
     def _open_commit_queues(self) -> None:
         self.handshake_queue = HandshakeQueue(self.loop)
-        most_bytes = LONGEST_AT_ONCE * self.max_command_bytes
+        max_waiting_bytes = LONGEST_AT_ONCE * self.max_command_bytes
         self.rest_queue = Intake(self.loop, pause_s=REST_S)
-        self.intake = Intake(self.loop, is_full=lambda: self.command_scheduler.waiting_bytes > most_bytes)
+        self.intake = Intake(self.loop, is_full=lambda: self.command_scheduler.waiting_bytes > max_waiting_bytes)
         self.command_scheduler = CommandScheduler(
             self.loop, commands=lambda: self.command_count, later=self.intake.free
         )
@@ -446,7 +446,7 @@ class Server:
         return delivered
 
     def _withdraw(self, bids: Collection[str], on_result: Callable[[FaktoryError | None], None]) -> None:
-        self.may_block(lambda: self.broker.withdraw_batches(bids), on_result)
+        self.execute_blocking(lambda: self.broker.withdraw_batches(bids), on_result)
 
     def _confirm(self, delivered: Sequence[Delivery], on_confirmed: Callable[[set[str] | FaktoryError], None]) -> None:
         self._confirm_queue.submit(lambda: self.broker.confirm(delivered), on_confirmed)
@@ -471,7 +471,7 @@ class Server:
             else:
                 self.fetch_queue.wake(queues)
 
-        self.may_block(lambda: self.broker.release(jobs), answer, [f"jid:{job.jid}" for job in jobs])
+        self.execute_blocking(lambda: self.broker.release(jobs), answer, [f"jid:{job.jid}" for job in jobs])
 
 
 _Read = tuple[ConnectedClient, Callable[[], Any]]

@@ -16,6 +16,8 @@ CHECKS = 5
 """Checks of each batch: the database may still be committing after the connection was lost."""
 
 MAX_AT_ONCE = 500
+"""Maximum number of batches that one check removes."""
+
 MAX_BATCHES = 10_000
 """Batches that are remembered; after a long outage the oldest are left to expire."""
 

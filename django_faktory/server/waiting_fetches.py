@@ -34,7 +34,11 @@ FetchCommitQueue = CommitQueue[Item, "list[Reservation]"]
 
 
 class _Claim:
-    """FETCHes that are tried with one claim; `unanswered` counts those without an answer."""
+    """FETCHes that are tried with one claim.
+
+    `unanswered` counts those without an answer. `has_many` is whether one of them claims from more than `FEW_NAMES`
+    queues.
+    """
 
     __slots__ = ("has_many", "unanswered", "unwanted")
 
@@ -61,13 +65,8 @@ class FetchQueue:
         loop: asyncio.AbstractEventLoop,
         supports_lock_handoff: bool = False,
     ) -> None:
-        self._commit_queue, self._prefetch_buffer, self._loop, self._release, self._poll_s = (
-            commit_queue,
-            prefetch_buffer,
-            loop,
-            release,
-            poll_s,
-        )
+        self._commit_queue, self._prefetch_buffer = commit_queue, prefetch_buffer
+        self._loop, self._release, self._poll_s = loop, release, poll_s
         self._has_lock_handoff = supports_lock_handoff
         self._waiting = FetchIndex()
         self._claims_free = width

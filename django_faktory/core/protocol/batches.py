@@ -18,7 +18,7 @@ from ..json import incremental, jsontext
 from ..json.fields import abbreviate
 from ..json.incremental import Incremental
 from ..payloads import BatchStatus, JobPayload, NewBatch, parse_instant, rfc3339
-from .fields import decode_value, field, line, parse_object
+from .fields import decode_value, field, format_line, parse_object
 from .limits import check_name
 
 _NOT_IN_CALLBACKS = ("bid", "unique_for")
@@ -39,7 +39,7 @@ class BatchNew(msgspec.Struct, frozen=True):
             if text
         ]
         members += [(kind, job.text) for kind in Kind if (job := getattr(batch, kind)) is not None]
-        return line("BATCH", f"NEW {jsontext.join(members)}")
+        return format_line("BATCH", f"NEW {jsontext.join(members)}")
 
 
 class BatchOpen(msgspec.Struct, frozen=True):
@@ -49,7 +49,7 @@ class BatchOpen(msgspec.Struct, frozen=True):
 
     def line(self) -> bytes:
         """Return the line that a client sends."""
-        return line("BATCH", f"OPEN {self.bid}")
+        return format_line("BATCH", f"OPEN {self.bid}")
 
 
 class BatchCommit(msgspec.Struct, frozen=True):
@@ -59,7 +59,7 @@ class BatchCommit(msgspec.Struct, frozen=True):
 
     def line(self) -> bytes:
         """Return the line that a client sends."""
-        return line("BATCH", f"COMMIT {self.bid}")
+        return format_line("BATCH", f"COMMIT {self.bid}")
 
 
 class BatchAsk(msgspec.Struct, frozen=True):
@@ -69,7 +69,7 @@ class BatchAsk(msgspec.Struct, frozen=True):
 
     def line(self) -> bytes:
         """Return the line that a client sends."""
-        return line("BATCH", f"STATUS {self.bid}")
+        return format_line("BATCH", f"STATUS {self.bid}")
 
 
 BatchCommand = BatchNew | BatchOpen | BatchCommit | BatchAsk

@@ -18,7 +18,7 @@ from ..json.incremental import SHORT, Incremental, T
 from ..payloads import DEFAULT_QUEUE, MAX_BACKTRACE_LINES, Beat, JobPayload, WorkerIdentity, is_queue_name
 from . import batches, management, tracking
 from .batches import BatchCommand
-from .fields import decode_value, field, line, parse_object, parse_strings, wid
+from .fields import decode_value, field, format_line, parse_object, parse_strings, parse_wid
 from .limits import LOOKED_UP, check_count, check_length, check_line
 from .management import ManagementCommand
 from .tracking import TrackingCommand
@@ -66,7 +66,7 @@ class Hello(msgspec.Struct, frozen=True, kw_only=True):
             members |= {"queues": identity.queues, "threads": identity.threads}
         if self.pwdhash:
             members["pwdhash"] = self.pwdhash
-        return line("HELLO", jsontext.encode(members))
+        return format_line("HELLO", jsontext.encode(members))
 
 
 class End(msgspec.Struct, frozen=True):
@@ -92,7 +92,7 @@ class Push(msgspec.Struct, frozen=True):
 
     def line(self) -> bytes:
         """Return the line that a client sends."""
-        return line("PUSH", self.job.text)
+        return format_line("PUSH", self.job.text)
 
 
 class PushBulk(msgspec.Struct, frozen=True):
@@ -102,7 +102,7 @@ class PushBulk(msgspec.Struct, frozen=True):
 
     def line(self) -> bytes:
         """Return the line that a client sends; without refused jobs, as their text is not kept."""
-        return line("PUSHB", f"[{','.join(job.text for job in self.jobs if isinstance(job, JobPayload))}]")
+        return format_line("PUSHB", f"[{','.join(job.text for job in self.jobs if isinstance(job, JobPayload))}]")
 
 
 class Fetch(msgspec.Struct, frozen=True):
@@ -112,7 +112,7 @@ class Fetch(msgspec.Struct, frozen=True):
 
     def line(self) -> bytes:
         """Return the line that a client sends."""
-        return line("FETCH", " ".join(self.queues) or NO_QUEUE)
+        return format_line("FETCH", " ".join(self.queues) or NO_QUEUE)
 
 
 class AckJob(msgspec.Struct, frozen=True):
@@ -122,7 +122,7 @@ class AckJob(msgspec.Struct, frozen=True):
 
     def line(self) -> bytes:
         """Return the line that a client sends."""
-        return line("ACK", jsontext.encode({"jid": self.jid}))
+        return format_line("ACK", jsontext.encode({"jid": self.jid}))
 
 
 class FailJob(msgspec.Struct, frozen=True):
@@ -135,7 +135,7 @@ class FailJob(msgspec.Struct, frozen=True):
 
     def line(self) -> bytes:
         """Return the line that a client sends."""
-        return line("FAIL", jsontext.encode(msgspec.structs.asdict(self)))
+        return format_line("FAIL", jsontext.encode(msgspec.structs.asdict(self)))
 
 
 class BeatWorker(msgspec.Struct, frozen=True):
@@ -146,7 +146,7 @@ class BeatWorker(msgspec.Struct, frozen=True):
     def line(self) -> bytes:
         """Return the line that a client sends."""
         members = {key: value for key, value in msgspec.structs.asdict(self.beat).items() if value}
-        return line("BEAT", jsontext.encode(members))
+        return format_line("BEAT", jsontext.encode(members))
 
 
 Command = (
@@ -167,10 +167,10 @@ def parse(line: str) -> Command:
 def begin(line: str) -> Command | Incremental[Command]:
     """Parse a line of checked length; return steps for a command that may take more than a millisecond."""
     verb, _, rest = line.partition(" ")
-    reader = VERBS.get(verb)
-    if reader is None:
+    parser = VERBS.get(verb)
+    if parser is None:
         raise UnknownCommand(f"unknown command {verb[:100]}")
-    return reader(rest)
+    return parser(rest)
 
 
 def parse_long(line: bytes) -> Incremental[Command] | None:
@@ -178,10 +178,10 @@ def parse_long(line: bytes) -> Incremental[Command] | None:
     if len(line) <= MANY_JOBS_BYTES:  # no shorter line of any verb takes long
         return None
     verb, _, rest = line[:8].partition(b" ")
-    reader = _LONG.get(verb) if rest else None
-    if reader is None or not _takes_long(verb, line):
+    parser = _LONG.get(verb) if rest else None
+    if parser is None or not _takes_long(verb, line):
         return None
-    return _decode_and_parse(reader, line)
+    return _decode_and_parse(parser, line)
 
 
 def _takes_long(verb: bytes, line: bytes) -> bool:
@@ -195,12 +195,12 @@ def _takes_long(verb: bytes, line: bytes) -> bool:
     return line.count(b"{") + line.count(b"[") > MANY_VALUES or line.count(b":") > MANY_VALUES
 
 
-def _decode_and_parse(reader: Callable[[str], Incremental[Command]], line: bytes) -> Incremental[Command]:
+def _decode_and_parse(parser: Callable[[str], Incremental[Command]], line: bytes) -> Incremental[Command]:
     yield  # while the line waits for its turn only its bytes are kept
     text = decode_line(line).partition(" ")[2]
     del line  # free the bytes before the jobs are built
     yield
-    return (yield from reader(text))
+    return (yield from parser(text))
 
 
 def decode_line(line: bytes) -> str:
@@ -221,7 +221,7 @@ def parse_hello(text: str) -> Hello:
     if not all(isinstance(label, str) for label in labels):
         raise InvalidPayload("invalid HELLO: labels: expected an array of strings")
     identity = WorkerIdentity(
-        wid=wid("HELLO", members),
+        wid=parse_wid("HELLO", members),
         hostname=field("HELLO", members, "hostname", str, ""),
         pid=field("HELLO", members, "pid", int, 0),
         labels=tuple(labels),
@@ -275,17 +275,19 @@ def _parse_long_push(text: str) -> Incremental[Push]:
 def _parse_long_push_bulk(text: str) -> Incremental[PushBulk]:
     accepted: list[JobPayload] = []
     refused: dict[str, InvalidPayload] = {}  # by jid, like the reply, so that repeated jids need no memory
-    count = size = jobs = looked_up = 0
+    jobs = looked_up = 0
+    jobs_in_step = characters_in_step = 0
     parts = jsontext.items(text) if len(text) <= CUT_AT_ONCE else incremental.cut(text, "[]")
     for part in parts:
         if part is None:
             yield
             continue
-        count, size, jobs = count + 1, size + len(part), jobs + 1
+        jobs += 1
         check_count("PUSHB", "jobs", jobs)
+        jobs_in_step, characters_in_step = jobs_in_step + 1, characters_in_step + len(part)
         # Pause after 20 small jobs or a few large ones.
-        if count == JOBS_A_STEP or size > SHORT:
-            count = size = 0
+        if jobs_in_step == JOBS_A_STEP or characters_in_step > SHORT:
+            jobs_in_step = characters_in_step = 0
             yield
         job = yield from _long_job_or_refusal(part)
         if isinstance(job, JobPayload):
@@ -356,12 +358,12 @@ def _parse_long_fail(text: str) -> Incremental[FailJob]:
 
 def _parse_beat(text: str) -> BeatWorker:
     members = parse_object("BEAT", text)
-    sent_wid = wid("BEAT", members)
-    if not sent_wid:
+    wid = parse_wid("BEAT", members)
+    if not wid:
         raise InvalidPayload(f"invalid BEAT {text[:200]}: wid: expected the wid of a worker that has sent HELLO")
     return BeatWorker(
         Beat(
-            wid=sent_wid,
+            wid=wid,
             current_state=field("BEAT", members, "current_state", str, ""),
             rss_kb=field("BEAT", members, "rss_kb", int, 0),
         )

@@ -1,7 +1,7 @@
 """Helpers to parse and write commands: a verb followed by JSON, and typed members.
 
-`line` writes a command, `parse_object` and `field` read one, `parse_strings` and `decode_value` serve long commands.
-Parsers raise InvalidPayload.
+`format_line` writes a command, `parse_object` and `field` read one, `parse_strings` and `decode_value` serve long
+commands. Parsers raise InvalidPayload.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from ..json.incremental import Incremental
 from .limits import check_name
 
 
-def line(verb: str, arguments: str) -> bytes:
+def format_line(verb: str, arguments: str) -> bytes:
     """Return a command as bytes, with CRLF."""
     return f"{verb} {arguments}\r\n".encode()
 
@@ -46,7 +46,7 @@ def field(verb: str, members: dict[str, Any], name: str, expected_type: type[Any
 _TYPE_NAMES: dict[type[Any], str] = {str: "a string", int: "an integer", list: "an array", dict: "an object"}
 
 
-def wid(verb: str, members: dict[str, Any]) -> str:
+def parse_wid(verb: str, members: dict[str, Any]) -> str:
     """Return the wid, "" if absent. Raises InvalidPayload if it is too long or not printable."""
     value: str = field(verb, members, "wid", str, "")
     check_name(verb, "wid", value)

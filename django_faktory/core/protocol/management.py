@@ -17,7 +17,7 @@ from ..json import incremental, jsontext
 from ..json.incremental import Incremental
 from ..mutation import COMMANDS, TARGETS, Mutation
 from ..payloads import queue_name
-from .fields import decode_value, field, line, parse_object, parse_strings
+from .fields import decode_value, field, format_line, parse_object, parse_strings
 from .limits import MAX_JIDS, WIDEST, check_count, check_length
 
 ALL = "*"
@@ -38,7 +38,7 @@ class Mutate(msgspec.Struct, frozen=True):
         filters = {"jids": mutation.jids, "jobtype": mutation.jobtype or None, "regexp": mutation.regexp or None}
         # An empty list of jids matches no job, a missing one every job: leave out None only (W23).
         members["filter"] = {name: value for name, value in filters.items() if value is not None}
-        return line("MUTATE", jsontext.encode(members).replace(" ", "\\u0020"))
+        return format_line("MUTATE", jsontext.encode(members).replace(" ", "\\u0020"))
 
 
 class PauseQueues(msgspec.Struct, frozen=True):
@@ -195,7 +195,7 @@ def _check_names(names: list[str]) -> tuple[str, ...]:
 
 
 def _queue_line(verb: str, queues: Queues) -> bytes:
-    return line("QUEUE", " ".join([verb, *([ALL] if queues is None else queues)]))
+    return format_line("QUEUE", " ".join([verb, *([ALL] if queues is None else queues)]))
 
 
 def _one_of(names: tuple[str, ...]) -> str:

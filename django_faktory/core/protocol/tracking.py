@@ -14,7 +14,7 @@ from ...errors import InvalidPayload
 from ..json import jsontext
 from ..json.fields import abbreviate
 from ..payloads import MAX_DESC_BYTES, Tracked, TrackUpdate, cut, parse_instant, rfc3339
-from .fields import field, line, parse_object
+from .fields import field, format_line, parse_object
 from .limits import check_length
 
 
@@ -28,7 +28,7 @@ class TrackSet(msgspec.Struct, frozen=True):
         update = self.update
         reserve_until = update.reserve_until and rfc3339(update.reserve_until)
         members = {"jid": update.jid, "percent": update.percent, "desc": update.desc, "reserve_until": reserve_until}
-        return line(
+        return format_line(
             "TRACK", f"SET {jsontext.encode({key: value for key, value in members.items() if value is not None})}"
         )
 
@@ -40,7 +40,7 @@ class TrackGet(msgspec.Struct, frozen=True):
 
     def line(self) -> bytes:
         """Return the line that a client sends."""
-        return line("TRACK", f"GET {self.jid}")
+        return format_line("TRACK", f"GET {self.jid}")
 
 
 TrackingCommand = TrackSet | TrackGet

@@ -60,7 +60,7 @@ class _Ack(msgspec.Struct, forbid_unknown_fields=True, gc=False):
     jid: str
 
 
-_job, _ack = msgspec.json.Decoder(_Job), msgspec.json.Decoder(_Ack)
+_job_decoder, _ack_decoder = msgspec.json.Decoder(_Job), msgspec.json.Decoder(_Ack)
 _keys = tuple(f'"{name}"' for name in _Job.__struct_fields__)
 
 
@@ -72,7 +72,7 @@ def parse_usual(data: bytes) -> Command | None:
         if data.startswith(b"PUSH {"):
             return _parse_push(str(data, "utf-8")[5:].rstrip("\r\n"))
         if data.startswith(b"ACK {"):
-            jid = _ack.decode(data[4:]).jid
+            jid = _ack_decoder.decode(data[4:]).jid
             return AckJob(jid) if len(jid) <= MAX_NAME else None
         if data.startswith(b"FETCH ") and len(data) <= FETCH_BYTES:
             return _parse_fetch(data)
@@ -85,7 +85,7 @@ def _parse_push(text: str) -> Push | None:
     # Before the decoder, which is recursive.
     if text.count("{") + text.count("[") > MAX_DEPTH:
         return None
-    job = _job.decode(text)
+    job = _job_decoder.decode(text)
     # The decoder accepts a repeated key, which W7 refuses. Without \u each key is in the text verbatim: a key that the
     # text contains once is not repeated. An argument that equals a key is rare, and left to the general parser.
     if "\\u" in text or max(map(text.count, _keys)) > 1:

@@ -32,14 +32,14 @@ def new(server: ServerContext, connection: ConnectedClient, command: BatchNew) -
 
     work = partial(server.broker.new_batch, batch, caller_wid=connection.identity.wid)
     # Only a parent can be locked: the row of the new batch is not visible to other transactions yet.
-    server.may_block(work, answer, [f"bid:{batch.parent_bid}"] if batch.parent_bid else (), is_repeatable=True)
+    server.execute_blocking(work, answer, [f"bid:{batch.parent_bid}"] if batch.parent_bid else (), is_repeatable=True)
     return None
 
 
 def reopen(server: ServerContext, connection: ConnectedClient, command: BatchOpen) -> bytes | None:
     """Reopen a committed batch, so that jobs can be added."""
     work = partial(server.broker.open_batch, command.bid, caller_wid=connection.identity.wid)
-    server.may_block(work, _reply_with_bulk(connection), [f"bid:{command.bid}"], is_repeatable=True)
+    server.execute_blocking(work, _reply_with_bulk(connection), [f"bid:{command.bid}"], is_repeatable=True)
     return None
 
 
@@ -51,7 +51,7 @@ def commit(server: ServerContext, connection: ConnectedClient, command: BatchCom
         server.fetch_queue.wake()
 
     work = partial(server.broker.commit_batch, command.bid)
-    server.may_block(work, answer, [f"bid:{command.bid}"], is_repeatable=True)
+    server.execute_blocking(work, answer, [f"bid:{command.bid}"], is_repeatable=True)
     return None
 
 

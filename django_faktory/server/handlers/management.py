@@ -33,7 +33,7 @@ def pause(server: ServerContext, connection: ConnectedClient, command: PauseQueu
     if refusal := _refusal("QUEUE PAUSE"):
         return refusal
     # One subject for all queues: such commands are rare, so they may wait for each other.
-    server.may_block(partial(server.broker.pause, command.queues), _answer(server, connection), ["queues"])
+    server.execute_blocking(partial(server.broker.pause, command.queues), _answer(server, connection), ["queues"])
     return None
 
 
@@ -43,7 +43,7 @@ def resume(server: ServerContext, connection: ConnectedClient, command: ResumeQu
         return refusal
     wakes_all = command.queues is None
     answer = _answer(server, connection, wakes=command.queues or (), wakes_all=wakes_all)
-    server.may_block(partial(server.broker.resume, command.queues), answer, ["queues"])
+    server.execute_blocking(partial(server.broker.resume, command.queues), answer, ["queues"])
     return None
 
 

@@ -25,7 +25,7 @@ def track_set(server: ServerContext, connection: ConnectedClient, command: Track
     def answer(result: FaktoryError | None) -> None:
         connection.finish(resp.outcome(result))
 
-    server.may_block(partial(server.broker.track_set, [update]), answer, [f"jid:{update.jid}"])
+    server.execute_blocking(partial(server.broker.track_set, [update]), answer, [f"jid:{update.jid}"])
     return None
 
 

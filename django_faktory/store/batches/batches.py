@@ -23,7 +23,7 @@ from ...models import Batch
 from ..dialects import clock_of
 from ..transactions import run
 from . import counters
-from .membership import add_to, get_batch, open_again, refuse_overdue
+from .membership import get_batch, lock_for_addition, open_again, refuse_overdue
 
 CHUNK = 200
 COMMIT_WITHIN_S = 1800
@@ -51,7 +51,7 @@ def new(
         clock = clock_of(connection, now)
         depth = 0
         if batch.parent_bid:
-            parent = add_to(connection, batch.parent_bid, caller_wid=caller_wid, now=clock)
+            parent = lock_for_addition(connection, batch.parent_bid, caller_wid=caller_wid, now=clock)
             if parent.complete_st:
                 open_again(connection, parent)
             parent.children += 1
@@ -117,7 +117,10 @@ def _withdraw(connection: BaseDatabaseWrapper, *, bid: str) -> bool:
 
 def check_open(bid: str, *, using: str, caller_wid: str = "", now: datetime | None = None) -> None:
     """Raise UnknownBatch or BatchClosed if `caller_wid` cannot add to this batch now. Changes nothing."""
-    run(using, lambda connection: add_to(connection, bid, caller_wid=caller_wid, now=clock_of(connection, now)))
+    run(
+        using,
+        lambda connection: lock_for_addition(connection, bid, caller_wid=caller_wid, now=clock_of(connection, now)),
+    )
 
 
 def reopen(
@@ -130,7 +133,7 @@ def reopen(
 
     def verb(connection: BaseDatabaseWrapper) -> None:
         clock = clock_of(connection, now)
-        batch = add_to(connection, bid, caller_wid=caller_wid, now=clock)
+        batch = lock_for_addition(connection, bid, caller_wid=caller_wid, now=clock)
         if is_open(batch):
             return
         if batch.complete_st:
@@ -189,30 +192,30 @@ def expire(*, using: str, now: datetime | None = None, limit: int = CHUNK) -> in
 
     A batch that was opened again counts as committed when its time is over. The jobs of both keep running.
     """
-    uncommitted = _overdue("expires_at", using, now)
-    reopened = _overdue("reopened_until", using, now)
 
-    def verb(connection: BaseDatabaseWrapper, late: QuerySet[Batch], changes: dict[str, Any]) -> int:
+    def verb(connection: BaseDatabaseWrapper, field: str) -> int:
+        rows = _find_overdue(field, using, now)
         # Deepest first, then by bid: the order in which `counters` locks batches (ADR 0024).
-        overdue = list(late.order_by("-depth", "bid").select_for_update(skip_locked=True)[:limit])
+        overdue = list(rows.order_by("-depth", "bid").select_for_update(skip_locked=True)[:limit])
         clock = clock_of(connection, now)
-        Batch.objects.using(using).filter(pk__in=[batch.pk for batch in overdue]).update(
-            **{name: clock if value is Now else value for name, value in changes.items()}
-        )
+        changes: dict[str, Any] = {field: None}
+        if field == "expires_at":
+            # `advance_batches` marks the ancestors as broken too: their success callbacks must not wait for it.
+            changes |= {"expired_at": clock, "is_broken": True}
+        Batch.objects.using(using).filter(pk__in=[batch.pk for batch in overdue]).update(**changes)
         counters.advance_batches(connection, [batch.bid for batch in overdue], clock)
         return len(overdue)
 
-    # `is_broken` reaches the ancestors through `advance_batches`: their success callbacks must not wait for this batch.
-    expired = {"expired_at": Now, "expires_at": None, "is_broken": True}
     count = 0
-    for late, changes in ((uncommitted, expired), (reopened, {"reopened_until": None})):
+    for field in ("expires_at", "reopened_until"):
+        overdue = _find_overdue(field, using, now)
         # Nearly always there is none: one read by the index, and no transaction.
-        if run(using, lambda _, late=late: late.exists(), atomic=False):  # type: ignore[misc]
-            count += run(using, partial(verb, late=late, changes=changes))
+        if run(using, lambda _, overdue=overdue: overdue.exists(), atomic=False):  # type: ignore[misc]
+            count += run(using, partial(verb, field=field))
     return count
 
 
-def _overdue(field: str, using: str, now: datetime | None) -> QuerySet[Batch]:
+def _find_overdue(field: str, using: str, now: datetime | None) -> QuerySet[Batch]:
     return Batch.objects.using(using).filter(**{f"{field}__lte": now or Now()})
 
 

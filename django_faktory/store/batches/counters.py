@@ -34,8 +34,9 @@ from . import membership
 
 logger = get_logger(__name__)
 
-_OF_HOLDER = ("wid", "attempt", "result_ttl", "queue", "jobtype", "started_at", "lock_key", "lock_token", "permits")
+_HOLDER_FIELDS = ("wid", "attempt", "result_ttl", "queue", "jobtype", "started_at", "lock_key", "lock_token", "permits")
 FIELDS = ("id", "jid", "bid", "callback_of", "has_run", "counts_failed")
+"""Columns of a job that `record_changes` reads."""
 COUNTER_FIELDS = ("pending", "unrun", "failed", "open_children", "unsucceeded_children", "is_broken")
 on_callback: list[Callable[[str, set[str]], None]] = []
 """Callbacks that receive the alias and the queues of an enqueued batch callback, after the commit."""
@@ -57,14 +58,14 @@ def record_changes(connection: BaseDatabaseWrapper, changes: Iterable[Change], n
 
     Jobs without a batch may be among them. Batches are locked deepest first, then by bid.
     """
-    pending: dict[str, _BatchDelta] = {}
+    deltas: dict[str, _BatchDelta] = {}
     for change in changes:
         if change.job.bid:
-            pending.setdefault(change.job.bid, _BatchDelta()).add_member(_count_change(connection, change))
+            deltas.setdefault(change.job.bid, _BatchDelta()).add_member(_count_change(connection, change))
         if change.job.callback_of:
-            pending.setdefault(change.job.callback_of, _BatchDelta()).ends.append(change)
-    if pending:
-        _apply_deltas(connection, pending, now)
+            deltas.setdefault(change.job.callback_of, _BatchDelta()).callback_changes.append(change)
+    if deltas:
+        _apply_deltas(connection, deltas, now)
 
 
 def members_of(jobs: JobQuerySet) -> list[Job]:
@@ -102,7 +103,7 @@ class _BatchDelta:
     def __init__(self) -> None:
         self.pending = self.unrun = self.failed = 0
         self.breaks = False
-        self.ends: list[Change] = []
+        self.callback_changes: list[Change] = []
         self.closed_children = self.succeeded_children = 0
 
     def add_member(self, counted: batch_rules.CounterChange) -> None:
@@ -118,8 +119,8 @@ class _BatchDelta:
         batch.open_children -= self.closed_children
         batch.unsucceeded_children -= self.succeeded_children
         batch.is_broken |= self.breaks
-        for end in self.ends:
-            _record_callback_end(batch, end)
+        for change in self.callback_changes:
+            _record_callback_end(batch, change)
 
 
 def _count_change(connection: BaseDatabaseWrapper, change: Change) -> batch_rules.CounterChange:
@@ -133,16 +134,16 @@ def _count_change(connection: BaseDatabaseWrapper, change: Change) -> batch_rule
     return counted
 
 
-def _record_callback_end(batch: Batch, end: Change) -> None:
-    """Record the end of a callback. A callback that failed does not block the parent batch."""
+def _record_callback_end(batch: Batch, change: Change) -> None:
+    """Record the end of a callback, if the change is one. A callback that failed does not block the parent batch."""
     callback_kind = batch_rules.ended_kind(batch)
-    if end.succeeded:
+    if change.succeeded:
         setattr(batch, f"{callback_kind}_st", CallbackProgress.FINISHED)
         setattr(batch, f"{callback_kind}_failed", False)
-    elif end.to in (State.DEAD, State.DISCARDED, State.EXPIRED, GONE):
+    elif change.to in (State.DEAD, State.DISCARDED, State.EXPIRED, GONE):
         setattr(batch, f"{callback_kind}_failed", True)
         # A dead callback can still be retried and succeed; after any other failed end it cannot.
-        batch.is_broken |= end.to is not State.DEAD
+        batch.is_broken |= change.to is not State.DEAD
 
 
 def _apply_deltas(connection: BaseDatabaseWrapper, deltas: dict[str, _BatchDelta], now: datetime) -> int:
@@ -173,7 +174,7 @@ def _apply_deltas(connection: BaseDatabaseWrapper, deltas: dict[str, _BatchDelta
                 depths[batch.parent_bid] = batch.depth - 1
             # Most changes touch only counters; writing all columns would rewrite the callbacks' texts, which may be
             # long.
-            writes_all_columns = steps or deltas[batch.bid].ends or was_reopened
+            writes_all_columns = steps or deltas[batch.bid].callback_changes or was_reopened
             batch.save(using=connection.alias, update_fields=None if writes_all_columns else COUNTER_FIELDS)
         for bid in level:
             del depths[bid]
@@ -229,7 +230,7 @@ def end(connection: BaseDatabaseWrapper, acks: Sequence[Ack], now: datetime | No
     dialect = dialect_of(connection)
     jobs = Job.objects.using(connection.alias)
     working = jobs.in_state(State.WORKING).filter(jid__in={ack.jid for ack in acks}).order_by("id")
-    rows = {job.jid: job for job in working.only(*FIELDS, *_OF_HOLDER).select_for_update()}
+    rows = {job.jid: job for job in working.only(*FIELDS, *_HOLDER_FIELDS).select_for_update()}
     ack_by_jid: dict[str, Ack] = {}
     for ack in acks:
         job = rows.get(ack.jid)

@@ -1,6 +1,6 @@
 """Batch membership: check whether a job may join, and count new members. Rules: W26, `batch_rules`; ADR 0011.
 
-A push calls `admit`, then `count_new_members`; `add_to` checks one batch.
+A push calls `admit`, then `count_new_members`; `lock_for_addition` checks one batch.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ def admit(connection: BaseDatabaseWrapper, jobs: Iterable[JobPayload], now: date
     # Deepest first, then by bid: the lock order of batches (ADR 0024). Unknown bids have no depth and come last.
     for bid, caller_wid in sorted(set(requests.values()), key=lambda request: (-depths.get(request[0], 0), *request)):
         try:
-            add_to(connection, bid, caller_wid=caller_wid, now=now)
+            lock_for_addition(connection, bid, caller_wid=caller_wid, now=now)
         except FaktoryError as error:
             errors[bid, caller_wid] = error
     return {jid: errors[request] for jid, request in requests.items() if request in errors}
@@ -50,7 +50,7 @@ def count_new_members(connection: BaseDatabaseWrapper, bids: Sequence[str]) -> N
             batch.update(**counted)
 
 
-def add_to(connection: BaseDatabaseWrapper, bid: str, *, caller_wid: str, now: datetime) -> Batch:
+def lock_for_addition(connection: BaseDatabaseWrapper, bid: str, *, caller_wid: str, now: datetime) -> Batch:
     """Lock and return a batch to which the worker `caller_wid` may add. Raises UnknownBatch, BatchClosed."""
     batch = get_batch(connection, bid)
     refuse_overdue(batch, now)
@@ -88,6 +88,7 @@ def open_again(connection: BaseDatabaseWrapper, batch: Batch) -> None:
         parent.open_children += 1
     for changed in chain:
         changed.complete_st = CallbackProgress.NOT_YET
+        # Clears it in a root. The last of the chain may have a parent that is over, which is not notified again.
         changed.reported_complete &= changed.parent_bid != ""
         changed.save(using=connection.alias)
 
@@ -120,11 +121,12 @@ def _is_inside(connection: BaseDatabaseWrapper, bid: str, caller_wid: str) -> bo
     if working.filter(bid=bid).exists():
         return True
     below = working.filter(callback_of__isnull=False).exclude(callback_of=bid)
-    return _descend_from(connection, bid, {bid for bid in below.values_list("callback_of", flat=True) if bid})
+    callback_bids = below.values_list("callback_of", flat=True)
+    return _has_descendant(connection, bid, {callback_bid for callback_bid in callback_bids if callback_bid})
 
 
-def _descend_from(connection: BaseDatabaseWrapper, bid: str, bids: set[str]) -> bool:
-    """Return whether one of these batches is a descendant of `bid`. One query per level, from the leaves up."""
+def _has_descendant(connection: BaseDatabaseWrapper, bid: str, bids: set[str]) -> bool:
+    """Return whether one of the batches `bids` is a descendant of `bid`. One query per level, from the leaves up."""
     batches = Batch.objects.using(connection.alias)
     seen: set[str] = set()
     while bids:

@@ -70,18 +70,16 @@ def run_now(pk: int, enqueue: Enqueue, *, using: str) -> CronJob:
     Raises FaktoryError if the job cannot be made; the attempt is recorded as a run.
     """
 
-    def verb(_: BaseDatabaseWrapper) -> CronRun:
+    def verb(_: BaseDatabaseWrapper) -> tuple[CronRun, CronJob | None]:
         entry = CronEntry.objects.using(using).get(pk=pk)
         cron_run, job = _enqueue_run(entry, None, enqueue, using)
         cron_run.save(using=using)
-        queues.extend([job.queue] if job else [])
-        return cron_run
+        return cron_run, job
 
-    queues: list[str] = []
-    result = run(using, verb)
-    if result.outcome == RunOutcome.REFUSED:
-        raise FaktoryError(result.note)
-    return CronJob(result.jid, queues[-1])
+    cron_run, job = run(using, verb)
+    if job is None:
+        raise FaktoryError(cron_run.note)
+    return job
 
 
 def _take_runs(connection: BaseDatabaseWrapper, pk: int, enqueue: Enqueue, now: datetime | None) -> set[str]:
@@ -129,7 +127,10 @@ def _take_runs(connection: BaseDatabaseWrapper, pk: int, enqueue: Enqueue, now: 
 def _enqueue_run(
     entry: CronEntry, tick: datetime | None, enqueue: Enqueue, using: str
 ) -> tuple[CronRun, CronJob | None]:
-    """Make the job and return its run. An error is recorded as refused, so that other entries still run."""
+    """Make the job; return its run, not saved yet, and the job. After an error the run is refused and the job None.
+
+    The error is not raised, so that other entries still run.
+    """
     try:
         # A savepoint: a database error in the project's code must not break the transaction that takes the run.
         with transaction.atomic(using=using):
@@ -163,7 +164,7 @@ def read_latest(ids: Sequence[int], *, using: str) -> dict[int, CronRun]:
     newest = CronRun.objects.using(using).filter(entry=OuterRef("pk")).order_by("-pk").values("pk")[:1]
     known = CronEntry.objects.using(using).filter(pk__in=ids).values_list(Subquery(newest), flat=True)
     runs = list(CronRun.objects.using(using).filter(pk__in=[pk for pk in known if pk is not None]))
-    outcome_by_jid = read_outcomes([run.jid for run in runs if run.jid], using=using)
+    outcome_by_jid = read_outcomes([cron_run.jid for cron_run in runs if cron_run.jid], using=using)
     for cron_run in runs:
         cron_run.outcome = outcome_by_jid.get(cron_run.jid, cron_run.outcome)
     return {cron_run.entry_id: cron_run for cron_run in runs}

@@ -144,7 +144,7 @@ def flush(*, using: str) -> Iterator[Step]:
 
 
 def _delete_flushed(jobs: JobQuerySet) -> int:
-    """Delete jobs and release the locks and permits they hold. Jobs claimed meanwhile keep their locks and permits."""
+    """Delete jobs and release the locks and permits that they hold."""
     connection = connections[jobs.db]
     rows = list(lock_rows(jobs).only("lock_key", "lock_token", "permits"))
     ids = [row.pk for row in rows]

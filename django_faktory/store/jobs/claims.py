@@ -1,8 +1,8 @@
 """Claim jobs for fetch requests, together with the locks and permits they need. Rules: W13, ADR 0015 to 0017.
 
 A `ClaimPlan` lists how many jobs of which queue to claim for which worker. Requests that are alike, or the first queue
-of each request, are claimed without reading the queues first; `_plan` counts the waiting jobs only when that was not
-enough.
+of each request, are claimed without reading the queues first; `_plan_by_counts` counts the waiting jobs only when that
+was not enough.
 """
 
 from __future__ import annotations
@@ -69,7 +69,7 @@ def first_plan(requests: Sequence[FetchRequest]) -> ClaimPlan:
             [ClaimSlot(queue, requests[0].wid, total) for queue in dict.fromkeys(requests[0].queues)], total
         )
     if len({request.wid for request in requests}) > 1:
-        return ClaimPlan()  # their order within a queue depends on the number of waiting jobs, see `_plan`
+        return ClaimPlan()  # their order within a queue depends on the number of waiting jobs, see `_plan_by_counts`
     slots: dict[str, int] = {}
     for request in requests:
         for queue in request.queues[:1]:
@@ -144,7 +144,8 @@ def distribute(
         if sum(map(len, results)) + len(undistributed) >= total:
             break
         try:
-            claimed_now = context.claim(_plan(requests, results, undistributed, using=context.using, now=context.now))
+            plan = _plan_by_counts(requests, results, undistributed, using=context.using, now=context.now)
+            claimed_now = context.claim(plan)
         except (BrokerUnavailable, Error) as error:
             if not (has_committed_work or undistributed or any(results)) or connections[context.using].in_atomic_block:
                 raise
@@ -240,8 +241,8 @@ class ClaimContext(NamedTuple):
     at_most_s: float | None = None
     """Bounds of the reservation, see the fields of the same names in `ClaimPlan`."""
 
-    def numbered(self, plan: ClaimPlan, number: int) -> ClaimPlan:
-        """Return the plan with this claim number and with the leases."""
+    def fill_plan(self, plan: ClaimPlan, number: int) -> ClaimPlan:
+        """Return the plan with this claim number and with the leases of this context."""
         return msgspec.structs.replace(
             plan, lease_s=self.lease_s, claim=number, at_least_s=self.at_least_s, at_most_s=self.at_most_s
         )
@@ -250,7 +251,7 @@ class ClaimContext(NamedTuple):
         """Claim up to the number of jobs in the plan, with their locks and permits."""
         # The number marks the claimed rows: if the reply is lost, the broker releases them by it (ADR 0017).
         with self.claim_numbers.numbered() as number:
-            plan = self.numbered(plan, number)
+            plan = self.fill_plan(plan, number)
             return self.acquire_locks_and_permits(plan, self._claim(plan))
 
     def _claim(self, plan: ClaimPlan) -> list[Reservation]:
@@ -300,7 +301,7 @@ def _remaining_plan(plan: ClaimPlan, runnable: Sequence[Reservation]) -> ClaimPl
     )
 
 
-def _plan(
+def _plan_by_counts(
     requests: Sequence[FetchRequest],
     results: Sequence[Sequence[Reservation]],
     undistributed: Sequence[Reservation],

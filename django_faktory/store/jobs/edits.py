@@ -67,16 +67,15 @@ def edit(jid: str, change: Callable[[Job], Edit], *, using: str) -> Job:
 
 def _write(connection: BaseDatabaseWrapper, row: Job, new_values: Edit) -> None:
     options = new_values.job.options or NO_OPTIONS
-    before, old_limiter_id = (row.lock_key, row.limit_key, row.queue, row.sort_priority), row.limiter
+    old_lock_key, old_limiter_id = row.lock_key, row.limiter
+    old_place = (row.lock_key, row.limit_key, row.queue, row.sort_priority)
     row.payload, row.queue, row.sort_priority = new_values.job.text, new_values.job.queue, new_values.sort_priority
     row.run_at = new_values.run_at or row.run_at
     row.lock_key, row.limit_key = options.lock_key, options.limit_key
     if row.unique_key is not None:  # a key that the job has released, or lost by its expiry, stays free
         row.unique_key = options.unique_key
-    is_moved = (row.lock_key, row.limit_key, row.queue, row.sort_priority) != before and row.state in (
-        State.ENQUEUED,
-        State.BLOCKED,
-    )
+    new_place = (row.lock_key, row.limit_key, row.queue, row.sort_priority)
+    is_moved = new_place != old_place and row.state in (State.ENQUEUED, State.BLOCKED)
     # A job that moves to another lock, limit, queue or priority leaves its place, and is checked again at the new one:
     # `locks.block_if_locked` or the limiter of the next claim blocks it again if necessary.
     if is_moved:
@@ -89,5 +88,5 @@ def _write(connection: BaseDatabaseWrapper, row: Job, new_values: Edit) -> None:
     if is_moved:
         locks.block_if_locked(connection, [row.pk])
         # Jobs that waited behind this one, for its old lock or limiter, may be next now.
-        locks.promote_waiters_later(connection, {before[0]} if before[0] else set())
+        locks.promote_waiters_later(connection, {old_lock_key} if old_lock_key else set())
         limiters.promote_waiters_later(connection, [old_limiter_id])

@@ -86,6 +86,7 @@ class Exchange:
         may_prefetch = plan.slots or not self.wants_jobs()
         prefetch_slots, candidate_wids = prefetch.find_slots(self.requests) if may_prefetch else ((), ())
         context = self.context
+        # Built in one step, not with `fill_plan`, which would copy the plan: each exchange of the server needs one.
         return ClaimPlan(
             slots=plan.slots,
             limit=plan.limit,
@@ -191,7 +192,7 @@ def _hand_off_lock(work: Exchange) -> ExchangeReply | None:
     if first.count != 1 or not plan.slots:
         return None
     with context.claim_numbers.numbered() as number:
-        plan = context.numbered(plan, number)
+        plan = context.fill_plan(plan, number)
         handoff = run(
             context.using,
             lambda connection: work.dialect.hand_off_lock(connection, ack, plan, context.now),

@@ -18,7 +18,16 @@ from django.db.models import Q, QuerySet
 from django.db.models.functions import Now
 
 from ...core.json import jsontext
-from ...core.lifecycle import DEAD_FOR_S, GONE, WORKER_LOST, FailureOutcome, State, outcome_of_failure, outcome_of_loss
+from ...core.lifecycle import (
+    DEAD_FOR_S,
+    GONE,
+    MAX_LOSSES,
+    WORKER_LOST,
+    FailureOutcome,
+    State,
+    outcome_of_failure,
+    outcome_of_loss,
+)
 from ...core.logs import get_logger
 from ...core.payloads import (
     LATER,
@@ -222,7 +231,6 @@ class _FailureTransaction:
         self._clear()
 
     def _clear(self) -> None:
-        """Clear the collected changes. `write_changes` runs once per transaction, else row locks could deadlock."""
         self._lock_holders: list[Job] = []
         self._permits: list[str | None] = []
         self._changes: list[counters.Change] = []
@@ -306,7 +314,10 @@ class _FailureTransaction:
             Job.objects.using(connection.alias).filter(pk__in=[job.pk for job in jobs]).update(**ENQUEUED)
 
     def write_changes(self, connection: BaseDatabaseWrapper, clock: datetime | None = None) -> None:
-        """Update batches, locks, limiters and counters for the changed rows, in the lock order of ADR 0024."""
+        """Update batches, locks, limiters and counters for the changed rows, in the lock order of ADR 0024.
+
+        Call it once per transaction, after all changes: a second call would lock rows against that order.
+        """
         if self._changes:
             counters.record_changes(connection, self._changes, clock or clock_of(connection, self.now))
         locks.release(connection, self._lock_holders)
@@ -322,12 +333,12 @@ class _FailureTransaction:
         *,
         late: int = 0,
         clock: datetime | None = None,
-    ) -> int:
-        """Fail locked rows and return their number. `clock` is the current time; None reads the database's clock."""
+    ) -> None:
+        """Fail locked rows. `clock` is the current time; None reads the database's clock."""
         self.failed = []
         # Late reports change no row but are counted (`total_late`).
         if not failed and not late:
-            return 0
+            return
         now = clock or clock_of(connection, self.now)
         self.failed = [counters.build_ended_run(job, now) for job, _ in failed]
         self._collect_holds(job for job, _ in failed)
@@ -340,7 +351,7 @@ class _FailureTransaction:
         needs_more = deleted or self._lock_holders or self._permits or any(job.bid or job.callback_of for job in kept)
         if self._commits and not needs_more:
             dialect.save(connection, _columns_to_save(kept), now, tally, is_last=True)
-            return len(failed)
+            return
         if deleted:
             ids = [job.pk for job in deleted]
             delete_locked(Job.objects.using(self.using).filter(pk__in=ids), ids)
@@ -348,7 +359,6 @@ class _FailureTransaction:
         changes = [*((job, GONE) for job in deleted), *((job, State(job.state)) for job in kept)]
         self._changes += [counters.Change(job, to) for job, to in changes]
         self._tally += tally
-        return len(failed)
 
     def lose_rows(self, connection: BaseDatabaseWrapper, jobs: Sequence[Job], *, reason: str = "") -> int:
         """Take locked rows from their lost workers, and return their number. Cancelled jobs are discarded."""
@@ -431,11 +441,9 @@ class _FailureTransaction:
     def _apply_loss(self, job: Job, now: datetime, reason: str) -> None:
         job.losses += 1
         state = outcome_of_loss(job.losses)
-        failure = Failure(
-            jid=job.jid,
-            errtype=WORKER_LOST,
-            message=f"worker {job.wid} was lost while it ran this job ({job.losses} of 3){reason and f': {reason}'}",
-        )
+        cause = f": {reason}" if reason else ""
+        message = f"worker {job.wid} was lost while it ran this job ({job.losses} of {MAX_LOSSES}){cause}"
+        failure = Failure(jid=job.jid, errtype=WORKER_LOST, message=message)
         if state is State.DEAD:
             self._record_failure(job, failure, FailureOutcome(state), now)
             self._apply_outcome(job, FailureOutcome(state), now)

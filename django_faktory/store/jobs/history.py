@@ -23,14 +23,12 @@ INTERRUPTIONS_LIMIT = 10
 
 def append_interruption(job: Job, report: Interruption, now: datetime) -> str:
     """Return the job's history with this interrupted run appended and the oldest interruptions dropped."""
-    items = jsontext.items(job.history) if job.history else []
+    items = _read_items(job)
     interrupted = [item for item in items if _is_interruption(item)]
     superfluous = set(interrupted[: max(0, len(interrupted) - INTERRUPTIONS_LIMIT + 1)])
     entry = {
         "kind": INTERRUPTED,
-        "attempt": job.attempt,
-        "wid": job.wid,
-        "started_at": rfc3339(job.started_at) if job.started_at else "",
+        **_describe_run(job),
         "failed_at": rfc3339(now),
         "errtype": report.errtype,
         "message": report.summary,
@@ -41,10 +39,8 @@ def append_interruption(job: Job, report: Interruption, now: datetime) -> str:
 
 def append_attempt(job: Job, failure: Failure, lines: Sequence[str], now: datetime) -> str:
     """Return the job's history with this failed attempt appended."""
-    entry: dict[str, Any] = {
-        "attempt": job.attempt,
-        "wid": job.wid,
-        "started_at": rfc3339(job.started_at) if job.started_at else "",
+    entry = {
+        **_describe_run(job),
         "failed_at": rfc3339(now),
         "errtype": failure.errtype,
         "message": failure.message,
@@ -54,23 +50,26 @@ def append_attempt(job: Job, failure: Failure, lines: Sequence[str], now: dateti
         entry["log"] = failure.log
     if failure.release:  # the last member: `error_groups.read_releases` reads the end of the history only
         entry["release"] = failure.release
-    return _append(jsontext.items(job.history) if job.history else [], entry)
+    return _append(_read_items(job), entry)
 
 
 def append_log(job: Job, ack: Ack) -> str:
     """Return the job's history with the lines of this run appended."""
-    entry = {
-        "kind": LOGGED,
-        "attempt": job.attempt,
-        "wid": job.wid,
-        "started_at": rfc3339(job.started_at) if job.started_at else "",
-        "log": ack.log,
-    }
-    return _append(jsontext.items(job.history) if job.history else [], entry)
+    return _append(_read_items(job), {"kind": LOGGED, **_describe_run(job), "log": ack.log})
+
+
+def _read_items(job: Job) -> list[str]:
+    return jsontext.items(job.history) if job.history else []
+
+
+def _describe_run(job: Job) -> dict[str, Any]:
+    """Return the members that every entry has."""
+    started_at = rfc3339(job.started_at) if job.started_at else ""
+    return {"attempt": job.attempt, "wid": job.wid, "started_at": started_at}
 
 
 def _append(items: Sequence[str], entry: dict[str, Any]) -> str:
-    kept = list(items[1 - HISTORY_LIMIT :])
+    kept = list(items[1 - HISTORY_LIMIT :])  # one less than the limit: `entry` is added
     if "log" in entry and len(kept) >= LOGS_LIMIT:
         kept[: 1 - LOGS_LIMIT] = map(_without_log, kept[: 1 - LOGS_LIMIT])
     return f"[{','.join([*kept, jsontext.encode(entry)])}]"

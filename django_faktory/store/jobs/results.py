@@ -8,15 +8,13 @@ from typing import Any, NamedTuple
 from django.db.models import QuerySet
 
 from ...core.json import jsontext
-from ...core.lifecycle import State
+from ...core.lifecycle import FINISHED, State
 from ...errors import InvalidPayload
 from ...models import Job, Tracking
 from ..chunks import chunks
 from ..transactions import run
 
 CHUNK = 500
-
-ENDS = (State.SUCCEEDED, State.DEAD, State.DISCARDED, State.EXPIRED)
 
 
 class JobStatus(NamedTuple):
@@ -38,9 +36,10 @@ def read_statuses(jids: Collection[str], *, using: str) -> list[JobStatus]:
         rows = Job.objects.using(using).filter(jid__in=chunk)
         columns = rows.values_list("jid", "state", "result", "errtype", "failure")
         for jid, state, result, errtype, failure in _fetch(columns):
-            has_failed = state in ENDS and state != State.SUCCEEDED
+            is_over = state in FINISHED
+            has_failed = is_over and state != State.SUCCEEDED
             error = _error(State(state), errtype, failure) if has_failed else ""
-            statuses.append(JobStatus(jid, state in ENDS, result, error, percents.get(jid)))
+            statuses.append(JobStatus(jid, is_over, result, error, percents.get(jid)))
     return statuses
 
 

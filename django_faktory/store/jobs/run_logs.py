@@ -13,7 +13,7 @@ from ...core.lifecycle import State
 from ...core.payloads import Ack
 from ...models import Job
 from ..chunks import chunks
-from ..dialects.base import JOB, holds
+from ..dialects.base import JOB, holds, marks
 from ..transactions import limited_lock_wait, run
 from . import history
 
@@ -44,19 +44,19 @@ class _Append:
     def execute(self, connection: BaseDatabaseWrapper) -> None:
         """Lock the rows that these runs hold, and write their histories."""
         # By jid only: with the state, MariaDB may walk the index of running jobs and wait for rows of other workers.
-        # In the order of the key, as all transactions lock jobs (ADR 0024).
+        # In the order of ids, as all transactions lock jobs (ADR 0024).
         rows = Job.objects.using(self.using).filter(jid__in=list(self.acks)).order_by("pk").select_for_update()
         values: list[int | str] = []
-        keys: list[int] = []
+        ids: list[int] = []
         for job in rows.only("jid", "state", "wid", "attempt", "started_at", "history"):
             ack = self.acks[job.jid]
             if job.state == State.WORKING and holds(ack.wid, ack.attempt, job.wid, job.attempt):
                 values += [job.pk, history.append_log(job, ack)]
-                keys.append(job.pk)
-        if not keys:
+                ids.append(job.pk)
+        if not ids:
             return
         # Written as text: Django takes 10 ms to compile the same statement for 100 rows.
-        cases, places = " WHEN %s THEN %s" * len(keys), ", ".join(["%s"] * len(keys))
-        sql = f"UPDATE {JOB} SET history = CASE id{cases} END WHERE id IN ({places})"
+        cases = " WHEN %s THEN %s" * len(ids)
+        sql = f"UPDATE {JOB} SET history = CASE id{cases} END WHERE id IN ({marks(ids)})"
         with connection.cursor() as cursor:
-            cursor.execute(sql, [*values, *keys])
+            cursor.execute(sql, [*values, *ids])

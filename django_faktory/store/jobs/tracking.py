@@ -83,12 +83,12 @@ class _ProgressUpdate:
         reserved.update(reserved_until=until)
 
 
-def _is_running(attempt: JobQuerySet) -> bool:
-    """Return True if the attempt is still running; lock the job.
+def _is_running(job: JobQuerySet) -> bool:
+    """Return True if the job is running; lock it.
 
     Without the lock, a late update of an attempt could overwrite its final one.
     """
-    return bool(list(attempt.filter(state=State.WORKING).select_for_update().values_list("pk", flat=True)))
+    return bool(list(job.filter(state=State.WORKING).select_for_update().values_list("pk", flat=True)))
 
 
 def track_get(jids: Sequence[str], *, using: str) -> list[Tracked]:
@@ -138,8 +138,8 @@ def purge_tracking(*, using: str, now: datetime | None = None, limit: int = CHUN
 
     Deletes the records of jobs that have finished or are not stored, half an hour after the last update.
     """
-    lives = Job.objects.using(using).in_state(*LIVE).filter(jid=OuterRef("jid"))
-    outdated = Tracking.objects.using(using).filter(~Exists(lives), updated_at__lt=(now or Now()) - TRACKED_FOR)
+    live_jobs = Job.objects.using(using).in_state(*LIVE).filter(jid=OuterRef("jid"))
+    outdated = Tracking.objects.using(using).filter(~Exists(live_jobs), updated_at__lt=(now or Now()) - TRACKED_FOR)
 
     def verb(_: BaseDatabaseWrapper) -> int:
         # Select, then delete by jid: Django cannot limit a DELETE, and each transaction should be short.

@@ -25,7 +25,7 @@ from ..locks import locks
 from ..transactions import run
 
 DISCARDED_FOR = timedelta(days=1)
-"""How long the row of a discarded Django task is kept for its result."""
+"""How long the row of a discarded job is kept if the job has a `result_ttl`."""
 
 Change = Callable[[JobQuerySet], int]
 
@@ -118,12 +118,12 @@ def killed(dead_for_s: int) -> Change:
         # Read before the update: a ready job that leaves may have been the one that other jobs of its key, or a
         # limiter, are waiting for.
         keys, limiter_ids = locks.keys_of(legal), limiters.find_limiters_of(legal)
-        others, members, rows = counters.split_members(legal)
+        batchless, members, member_rows = counters.split_members(legal)
         count = sum(
             group.update(state=State.DEAD, limiter=None, run_at=None, finished_at=Now(), purge_at=purge_at)
-            for group in (others, members)
+            for group in (batchless, members)
         )
-        counters.record_all(jobs.db, rows, State.DEAD)
+        counters.record_all(jobs.db, member_rows, State.DEAD)
         locks.promote_waiters_later(connections[jobs.db], keys)
         limiters.promote_waiters_later(connections[jobs.db], limiter_ids)
         return count
@@ -138,9 +138,9 @@ def discarded(jobs: JobQuerySet) -> int:
     """
     legal = lock_rows(jobs.in_state(*sources(Event.DISCARD)))
     keys, limiter_ids = locks.keys_of(legal), limiters.find_limiters_of(legal)
-    others, members, rows = counters.split_members(legal)
-    count = _discard_rows(others) + _discard_rows(members)
-    counters.record_all(jobs.db, rows, State.DISCARDED)
+    batchless, members, member_rows = counters.split_members(legal)
+    count = _discard_rows(batchless) + _discard_rows(members)
+    counters.record_all(jobs.db, member_rows, State.DISCARDED)
     locks.promote_waiters_later(connections[jobs.db], keys)
     limiters.promote_waiters_later(connections[jobs.db], limiter_ids)
     return count

@@ -216,9 +216,9 @@ def _replace(connection: BaseDatabaseWrapper, finished: Sequence[int], rows: Seq
     insert = f"INSERT INTO {JOB} ({', '.join(column.name for column in columns)}) VALUES "
     row_marks = f"({marks(columns)})"
     ordered = sorted(rows, key=lambda row: insertion_key(row.jid, row.unique_key))
-    count = min(CHUNK, (connection.features.max_query_params or CHUNK * len(columns)) // len(columns))
+    rows_at_once = min(CHUNK, (connection.features.max_query_params or CHUNK * len(columns)) // len(columns))
     with connection.cursor() as cursor:
-        for portion in chunks(ordered, count):
+        for portion in chunks(ordered, rows_at_once):
             values = [msgspec.structs.astuple(row) for row in portion]
             cursor.execute(insert + ", ".join([row_marks] * len(values)), [value for row in values for value in row])
 
@@ -251,11 +251,13 @@ class _NewRow(msgspec.Struct):
     callback_of: str | None = None
 
 
-def _build_row(job: JobPayload, now: datetime, place: datetime, adapt: Callable[[datetime | None], Any]) -> _NewRow:
-    """Return the new row. `place` is its `enqueued_at`: a microsecond apart within a set.
+def _build_row(
+    job: JobPayload, now: datetime, enqueued_at: datetime, adapt: Callable[[datetime | None], Any]
+) -> _NewRow:
+    """Return the new row. Within a set, `enqueued_at` grows by a microsecond per job.
 
-    Rows are inserted in the order of jids and keys, so only `place` keeps the order in which they were pushed. `adapt`
-    turns a time into the database's form.
+    Rows are inserted in the order of jids and keys, so only `enqueued_at` keeps the order in which they were pushed.
+    `adapt` turns a time into the database's form.
     """
     options = job.options or NO_OPTIONS
     due_at = job.at if job.at and job.at > now else None
@@ -272,7 +274,7 @@ def _build_row(job: JobPayload, now: datetime, place: datetime, adapt: Callable[
         result_ttl=job.result_ttl,
         created_at=adapt(now),
         run_at=adapt(due_at),
-        enqueued_at=adapt(None if due_at else place),
+        enqueued_at=adapt(None if due_at else enqueued_at),
         expires_at=adapt(options.expiry(due_at or now)),
         unique_key=options.unique_key,
         unique_expires_at=adapt(options.unique_ends(due_at or now)),

@@ -9,6 +9,7 @@ from collections.abc import Collection, Iterable
 from datetime import datetime
 from typing import NamedTuple
 
+import msgspec
 from django.db.backends.base.base import BaseDatabaseWrapper
 from django.db.models import Min, QuerySet, Sum
 from django.db.models.functions import Now
@@ -38,12 +39,13 @@ def save_limit(scope: str, name: str, allowance: Allowance, *, using: str, origi
     """
 
     def verb(connection: BaseDatabaseWrapper) -> Limit:
-        new_limit = Limit(scope=scope, name=name, origin=origin, **_allowance_fields(allowance))
+        numbers = msgspec.structs.asdict(allowance)
+        new_limit = Limit(scope=scope, name=name, origin=origin, **numbers)
         limit = _lock_limit(connection, scope, name) or _insert(connection, new_limit)
         # An edit in the admin must survive the next `sync` with code.
         is_edited = origin == Limit.Origin.ADMIN and limit.origin != Limit.Origin.ADMIN
         limit.origin = Limit.Origin.EDITED if is_edited else origin
-        for field, value in _allowance_fields(allowance).items():
+        for field, value in numbers.items():
             setattr(limit, field, value)
         return _save(connection, limit)
 
@@ -162,8 +164,7 @@ def sync(definitions: Iterable[LimitDefinition], *, using: str) -> None:
 
 def _origin_in_code(pk: int, rows: QuerySet[Limit]) -> str:
     """Return the origin of a row that code defines too: a row that is only a pause becomes code's."""
-    limit = rows.get(pk=pk)
-    return Limit.Origin.CODE if limit.concurrency is None and limit.rate is None else Limit.Origin.EDITED
+    return Limit.Origin.CODE if _is_only_a_pause(rows.get(pk=pk)) else Limit.Origin.EDITED
 
 
 def _drop_undefined(row: Limit, using: str) -> None:
@@ -194,10 +195,6 @@ def _insert(connection: BaseDatabaseWrapper, limit: Limit) -> Limit:
     return _lock_limit(connection, limit.scope, limit.name) or limit
 
 
-def _allowance_fields(allowance: Allowance) -> dict[str, int | None]:
-    return {field: getattr(allowance, field) for field in ("concurrency", "rate", "per", "burst")}
-
-
 def _lock_limits(connection: BaseDatabaseWrapper, scope: str, names: Collection[str]) -> QuerySet[Limit]:
     return Limit.objects.using(connection.alias).filter(scope=scope, name__in=names).order_by("pk").select_for_update()
 
@@ -218,14 +215,8 @@ def _save(connection: BaseDatabaseWrapper, limit: Limit) -> Limit:
     capacity = limit.allowance.capacity
     own_limiters.filter(rate=None).update(tokens=capacity, filled_at=Now())  # a new rate starts with a full bucket
     own_limiters.filter(tokens__gt=capacity).update(tokens=capacity)
-    own_limiters.update(
-        concurrency=limit.concurrency,
-        rate=limit.rate,
-        per=limit.per,
-        burst=limit.burst,
-        is_paused=limit.paused_at is not None,
-        opens_at=None,
-    )
+    numbers = msgspec.structs.asdict(limit.allowance)
+    own_limiters.update(**numbers, is_paused=limit.paused_at is not None, opens_at=None)
     # Last, because the UPDATE above opens every limiter of a limit that is not paused.
     own_limiters.filter(pk__in=uncounted).update(is_paused=True)
     return limit

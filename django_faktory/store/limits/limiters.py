@@ -39,8 +39,6 @@ CHUNK = 500
 IDLE_S = 3600.0
 """Seconds that the limiter of an unused key is kept."""
 
-_NUMBERS = ("concurrency", "rate", "per", "burst")
-
 T = TypeVar("T")
 
 
@@ -137,11 +135,10 @@ def _acquire_permits(
             _block_refused(
                 cursor, dialect, {row_id: (claimed[row_id].queue, limiter) for row_id, limiter in refused.items()}
             )
-        used = [limiter for limiter in limiters.values() if any(limiter in needed for needed in limiters_per_job)]
-        for limiter in used:
+        for limiter in limiters.values():
             # Limiters without a rate use `filled_at` as the time of their last use, which `delete_idle` reads.
             limiter.filled_at = limiter.filled_at if limiter.has_rate else clock
-        sql.save(cursor, used)
+        sql.save(cursor, [*limiters.values()])
     # A job that a limiter blocks must not keep its key locked (ADR 0024).
     locks.release(connection, [claimed[row_id] for row_id in refused])
     return {claimed[row_id].jid: permit_text for row_id, permit_text in permits.items()}
@@ -198,7 +195,7 @@ def build_limiter(limit: Limit, name: str) -> Limiter:
 
     It stays paused until `count_running` has counted the jobs that already run.
     """
-    numbers = {field: getattr(limit, field) for field in _NUMBERS}
+    numbers = msgspec.structs.asdict(limit.allowance)
     tokens = limit.allowance.capacity if limit.rate else 0.0
     is_paused = limit.paused_at is not None or limit.concurrency is not None
     return Limiter(limit=limit, scope=limit.scope, name=name, is_paused=is_paused, tokens=tokens, **numbers)
@@ -539,9 +536,9 @@ def find_without_permits(held_for_s: float, *, using: str) -> list[Reservation]:
 def delete_idle(*, using: str, idle_s: float = IDLE_S) -> int:
     """Delete limiters of keys that were idle for `idle_s` and have a full bucket; return how many."""
     limiters = Limiter.objects.using(using).filter(scope=Scope.KEY, in_use=0, is_awaited=False, opens_at=None)
-    longest = timedelta(seconds=idle_s)
+    idle = limiters.filter(filled_at__lt=Now() - timedelta(seconds=idle_s)).exclude(name=F("limit__name"))
     # A limit with a longer period may not have refilled yet: making its limiter again would give a full bucket too
     # early.
-    idle = limiters.filter(filled_at__lt=Now() - longest).exclude(per__gt=idle_s).exclude(name=F("limit__name"))
+    idle = idle.exclude(per__gt=idle_s)
     ids = run(using, lambda _: list(idle.values_list("pk", flat=True)[:CHUNK]), atomic=False)
     return run(using, lambda _: limiters.filter(pk__in=ids).delete()[0], atomic=False, writes=True) if ids else 0

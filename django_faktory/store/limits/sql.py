@@ -119,15 +119,15 @@ def record_permits(cursor: CursorWrapper, permits: Mapping[int, str | None]) -> 
     _set_each(cursor, "permits", permits, f"unique_key = CASE WHEN {starts} THEN NULL ELSE unique_key END")
 
 
-def undo_claims(cursor: CursorWrapper, limiters: Mapping[int, int | None]) -> None:
-    """Undo the claim of these jobs: block each at its limiter, or enqueue it again if the limiter is None."""
+def undo_claims(cursor: CursorWrapper, limiter_ids: Mapping[int, int | None]) -> None:
+    """Undo the claims of these rows: block each at its limiter, or enqueue it again if the limiter is None."""
     # The claim counted an attempt; the job never ran, so the count is corrected too.
     undo_columns = (
         "attempt = attempt - 1, wid = '', started_at = NULL, reserved_until = NULL, permits = NULL, lock_token = NULL"
     )
-    to_block = {row_id: limiter for row_id, limiter in limiters.items() if limiter is not None}
+    to_block = {row_id: limiter_id for row_id, limiter_id in limiter_ids.items() if limiter_id is not None}
     _set_each(cursor, "limiter", to_block, f"state = 'blocked', {undo_columns}")
-    to_enqueue = [row_id for row_id, limiter in limiters.items() if limiter is None]
+    to_enqueue = [row_id for row_id, limiter_id in limiter_ids.items() if limiter_id is None]
     if to_enqueue:
         cursor.execute(f"UPDATE {JOB} SET state = 'enqueued', {undo_columns} WHERE id IN ({_list_ids(to_enqueue)})")
 
@@ -155,10 +155,11 @@ def _list_ids(ids: Iterable[int]) -> str:
 
 def block_head(
     cursor: CursorWrapper, dialect: Dialect, queue: str, *, tasks: Mapping[str, int], keys: Mapping[str, int]
-) -> set[int]:
-    """Block jobs at the head of a queue if their limiters, given by jobtype and key, are full; return the limiters.
+) -> None:
+    """Block jobs at the head of a queue if their limiters are full.
 
-    Jobs that their limiter has just unblocked are skipped, and so are rows that another transaction is claiming.
+    `tasks` and `keys` map jobtypes and limit keys to the ids of full limiters. Jobs that their limiter has just
+    unblocked are skipped, and so are rows that another transaction is claiming.
     """
     cursor.execute(
         f"SELECT id, jobtype, limit_key, limiter FROM {JOB}"
@@ -166,9 +167,9 @@ def block_head(
         [queue, HEAD],
     )
     to_block = {
-        row_id: limiter
-        for row_id, jobtype, key, waits_at in cursor.fetchall()
-        if (limiter := tasks.get(jobtype) or keys.get(key or "")) is not None and limiter != waits_at
+        row_id: full_limiter
+        for row_id, jobtype, key, limiter in cursor.fetchall()
+        if (full_limiter := tasks.get(jobtype) or keys.get(key or "")) is not None and full_limiter != limiter
     }
     if to_block:
         cursor.execute(
@@ -177,11 +178,10 @@ def block_head(
         # Only rows to be blocked are locked, and not waited for: another transaction may be claiming them.
         to_block = {row_id: to_block[row_id] for (row_id,) in cursor.fetchall()}
         _set_each(cursor, "limiter", to_block, "state = 'blocked'")
-    return set(to_block.values())
 
 
 def unblock_first(
-    cursor: CursorWrapper, dialect: Dialect, limiter: int, room: int
+    cursor: CursorWrapper, dialect: Dialect, limiter_id: int, room: int
 ) -> tuple[dict[str, int], bool, bool]:
     """Make the first `room` jobs blocked at a limiter ready, in each queue.
 
@@ -190,17 +190,17 @@ def unblock_first(
     """
     counts: dict[str, int] = {}
     has_more = has_skipped = False
-    for queue in _iterate_queues(cursor, limiter):
+    for queue in _iterate_queues(cursor, limiter_id):
         cursor.execute(
             f"SELECT id, state FROM {JOB} WHERE limiter = %s AND queue = %s {_IN_ORDER} LIMIT %s{dialect.skip_lock}",
-            [limiter, queue, room + 1],  # one more, to see whether jobs remain blocked
+            [limiter_id, queue, room + 1],  # one more, to see whether jobs remain blocked
         )
         rows = cursor.fetchall()
         # Jobs that were unblocked earlier and are not claimed yet still count: each takes one of the free permits.
         ids = [row_id for row_id, state in rows[:room] if state == "blocked"]
         if len(rows) > room:
             has_more = True
-        elif dialect.skip_lock and _has_blocked(cursor, limiter, queue, ids):
+        elif dialect.skip_lock and _has_blocked(cursor, limiter_id, queue, ids):
             has_more = has_skipped = True
         if ids:
             cursor.execute(f"UPDATE {JOB} SET state = 'enqueued' WHERE id IN ({_list_ids(ids)})")
@@ -208,21 +208,21 @@ def unblock_first(
     return counts, has_more, has_skipped
 
 
-def _has_blocked(cursor: CursorWrapper, limiter: int, queue: str, excluded: Sequence[int]) -> bool:
+def _has_blocked(cursor: CursorWrapper, limiter_id: int, queue: str, excluded: Sequence[int]) -> bool:
     excluding = f" AND id NOT IN ({_list_ids(excluded)})" if excluded else ""
     cursor.execute(
         f"SELECT 1 FROM {JOB} WHERE limiter = %s AND queue = %s AND state = 'blocked'{excluding} LIMIT 1",
-        [limiter, queue],
+        [limiter_id, queue],
     )
     return cursor.fetchone() is not None
 
 
-def _iterate_queues(cursor: CursorWrapper, limiter: int) -> Iterator[str]:
+def _iterate_queues(cursor: CursorWrapper, limiter_id: int) -> Iterator[str]:
     """Yield the queues of the jobs at a limiter; each step is one index lookup."""
     queue = ""
     while True:
         cursor.execute(
-            f"SELECT queue FROM {JOB} WHERE limiter = %s AND queue > %s ORDER BY queue LIMIT 1", [limiter, queue]
+            f"SELECT queue FROM {JOB} WHERE limiter = %s AND queue > %s ORDER BY queue LIMIT 1", [limiter_id, queue]
         )
         row = cursor.fetchone()
         if row is None:
@@ -232,21 +232,21 @@ def _iterate_queues(cursor: CursorWrapper, limiter: int) -> Iterator[str]:
 
 
 def find_referenced_limiters(cursor: CursorWrapper) -> Iterator[int]:
-    """Yield the limiters that jobs refer to; each step is one index lookup."""
+    """Yield the ids of the limiters that jobs refer to; each step is one index lookup."""
     # SELECT DISTINCT would read the whole index; there are few limiters, and any number of jobs at each.
-    limiter = 0
+    limiter_id = 0
     while True:
-        cursor.execute(f"SELECT limiter FROM {JOB} WHERE limiter > %s ORDER BY limiter LIMIT 1", [limiter])
+        cursor.execute(f"SELECT limiter FROM {JOB} WHERE limiter > %s ORDER BY limiter LIMIT 1", [limiter_id])
         row = cursor.fetchone()
         if row is None:
             return
-        limiter = row[0]
-        yield limiter
+        limiter_id = row[0]
+        yield limiter_id
 
 
-def unblock_portion(cursor: CursorWrapper, dialect: Dialect, limiter: int, limit: int) -> tuple[int, set[str]]:
+def unblock_portion(cursor: CursorWrapper, dialect: Dialect, limiter_id: int, limit: int) -> tuple[int, set[str]]:
     """Unblock jobs of a deleted limiter, at most `limit`; return their number and their queues."""
-    cursor.execute(f"SELECT id, queue FROM {JOB} WHERE limiter = %s LIMIT %s{dialect.skip_lock}", [limiter, limit])
+    cursor.execute(f"SELECT id, queue FROM {JOB} WHERE limiter = %s LIMIT %s{dialect.skip_lock}", [limiter_id, limit])
     rows = cursor.fetchall()
     if rows:
         ids = [row_id for row_id, _ in rows]
@@ -257,10 +257,10 @@ def unblock_portion(cursor: CursorWrapper, dialect: Dialect, limiter: int, limit
     return len(rows), {queue for _, queue in rows}
 
 
-def count_holders(cursor: CursorWrapper, limiter: int) -> int:
+def count_holders(cursor: CursorWrapper, limiter_id: int) -> int:
     """Return how many running jobs hold a permit of this limiter."""
     # Commas on both sides let LIKE match an id only as a whole.
-    cursor.execute(f"SELECT COUNT(*) FROM {JOB} WHERE state = 'working' AND permits LIKE %s", [f"%,{limiter},%"])
+    cursor.execute(f"SELECT COUNT(*) FROM {JOB} WHERE state = 'working' AND permits LIKE %s", [f"%,{limiter_id},%"])
     count: int = cursor.fetchone()[0]
     return count
 
@@ -280,14 +280,14 @@ _COLUMN_OF_SCOPE = {"queue": "queue", "task": "jobtype", "key": "limit_key"}
 
 
 def lock_without_permit(
-    cursor: CursorWrapper, dialect: Dialect, limiter: int, after: int, limit: int
+    cursor: CursorWrapper, dialect: Dialect, limiter_id: int, after: int, limit: int
 ) -> list[tuple[int, str | None]]:
     """Return id and permits of running jobs that this limiter applies to and that hold none of its permits.
 
     Their rows are locked by id, before the limiter's. Jobs that are about to acquire their permits are included: the
     lock waits for such a transaction to end.
     """
-    cursor.execute(f"SELECT scope, name FROM {LIMITER} WHERE id = %s", [limiter])
+    cursor.execute(f"SELECT scope, name FROM {LIMITER} WHERE id = %s", [limiter_id])
     row = cursor.fetchone()
     if row is None:
         return []
@@ -295,13 +295,13 @@ def lock_without_permit(
     cursor.execute(
         f"SELECT id, permits FROM {JOB} WHERE state = 'working' AND {_COLUMN_OF_SCOPE[scope]} = %s AND id > %s"
         f" AND (permits IS NULL OR permits NOT LIKE %s) ORDER BY id LIMIT %s{dialect.plain_lock}",
-        [name, after, f"%,{limiter},%", limit],
+        [name, after, f"%,{limiter_id},%", limit],
     )
     rows: list[tuple[int, str | None]] = cursor.fetchall()
     return rows
 
 
-def give_permits(cursor: CursorWrapper, limiter: int, rows: Sequence[tuple[int, str | None]]) -> int:
+def give_permits(cursor: CursorWrapper, limiter_id: int, rows: Sequence[tuple[int, str | None]]) -> int:
     """Give permits of a limiter to these locked jobs; return the number given.
 
     Jobs that have yet to acquire their permits are skipped. Ids of deleted limiters are dropped from `permits`: a job
@@ -311,12 +311,12 @@ def give_permits(cursor: CursorWrapper, limiter: int, rows: Sequence[tuple[int, 
     if not permits_by_id:
         return 0
     permit_ids = sorted({permit_id for permits in permits_by_id.values() for permit_id in permits})
-    valid_ids = {limiter}
+    valid_ids = {limiter_id}
     if permit_ids:
         cursor.execute(f"SELECT id FROM {LIMITER} WHERE id IN ({marks(permit_ids)})", permit_ids)
         valid_ids |= {row_id for (row_id,) in cursor.fetchall()}
     texts = {
-        row_id: f",{','.join(str(permit_id) for permit_id in (*permits, limiter) if permit_id in valid_ids)},"
+        row_id: f",{','.join(str(permit_id) for permit_id in (*permits, limiter_id) if permit_id in valid_ids)},"
         for row_id, permits in permits_by_id.items()
     }
     _set_each(cursor, "permits", texts, "limiter = NULL")

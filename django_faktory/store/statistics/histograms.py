@@ -59,7 +59,7 @@ def add(series: Mapping[tuple[str, str], Series], *, using: str, now: datetime |
     def verb(connection: BaseDatabaseWrapper) -> None:
         minute = clock_of(connection, now).replace(second=0, microsecond=0)
         # The same order in every process: two that add at the same time wait for each other instead of deadlocking.
-        _write(
+        _add_to_rows(
             connection,
             [(row_minute, *names, series[names]) for row_minute in (ALL_TIME, minute) for names in sorted(series)],
         )
@@ -108,7 +108,7 @@ def fold_hour(hour: datetime, *, using: str) -> int | None:
         for _, queue, jobtype, *values in rows:
             sums.setdefault((queue, jobtype), Series()).add(_build_series(values))
         measures.filter(pk__in=[pk for pk, *_ in rows]).delete()
-        _write(connection, [(hour, *names, sums[names]) for names in sorted(sums)])
+        _add_to_rows(connection, [(hour, *names, sums[names]) for names in sorted(sums)])
         return len(rows)
 
     return run(using, verb)
@@ -143,7 +143,7 @@ def fold_idle_series(
             sums.add(_build_series(values))
         measures.filter(pk__in=[pk for pk, *_ in rows_to_fold]).delete()
         if rows_to_fold:
-            _write(connection, [(ALL_TIME, OTHER, OTHER, sums)])
+            _add_to_rows(connection, [(ALL_TIME, OTHER, OTHER, sums)])
 
     # Usually there is nothing to fold: one read, no transaction.
     if run(using, lambda _: unused[:1].exists(), atomic=False):
@@ -255,7 +255,8 @@ def _sum_names() -> list[str]:
     return [f"{name}_sum" for name in _SUMS]
 
 
-def _write(connection: BaseDatabaseWrapper, series: Sequence[tuple[datetime, str, str, Series]]) -> None:
+def _add_to_rows(connection: BaseDatabaseWrapper, series: Sequence[tuple[datetime, str, str, Series]]) -> None:
+    """Add each series to the row of its minute, queue and jobtype; insert rows that do not exist."""
     rows = [
         # Raw SQL bypasses the conversion of times by the ORM.
         (connection.ops.adapt_datetimefield_value(minute), queue, jobtype, *_column_values(sums))
