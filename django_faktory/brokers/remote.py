@@ -70,7 +70,9 @@ MUTATE_JIDS = 5_000
 LONG_REPLY_TIMEOUT_S = 600.0
 """Reply timeout in seconds of commands that change many jobs: MUTATE, QUEUE REMOVE, FLUSH."""
 
-TEMPORARY_ERRORS = ("database unavailable", "shutdown in progress", "too many connections")
+TEMPORARY_ERRORS = (
+    "database unavailable", "shutdown in progress", "too many connections", "too many long commands are unfinished",
+)  # fmt: skip
 """Prefixes of errors that concern the server's state and not the command.
 
 The command may be repeated later (W8, W28, W30).
@@ -116,7 +118,13 @@ class RemoteBroker(Broker):
             return [NotUnique(jobs[0].jid) if refusal and refusal.code == NotUnique.code else refusal]
         [reply] = self._request([PushBulk(jobs).line()])
         refused = parse_object_reply(reply)
-        return [parse_bulk_refusal(str(refused[job.jid]), job.jid) if job.jid in refused else None for job in jobs]
+        return [self._parse_refusal(str(refused[job.jid]), job.jid) if job.jid in refused else None for job in jobs]
+
+    def _parse_refusal(self, message: str, jid: str) -> FaktoryError:
+        # One job of a set may have met a lock: it is not refused for good.
+        if message.startswith(TEMPORARY_ERRORS):
+            return BrokerUnavailable(f"the Faktory server at {self.address} says: {message}")
+        return parse_bulk_refusal(message, jid)
 
     def fetch(self, requests: Sequence[FetchRequest]) -> list[list[Reservation]]:
         """Reserve one job per request, whatever its `count`; each request blocks for up to 2 s on the server.

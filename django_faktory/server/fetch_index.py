@@ -197,8 +197,11 @@ class FetchIndex:
             self.mark(first, queue)
         return first is not None
 
-    def with_longest_waiting(self, batch: list[WaitingFetch]) -> list[WaitingFetch]:
-        """Return the batch, preceded by the longest waiting idle FETCH of its queues unless that is first already."""
+    def with_longest_waiting(self, batch: list[WaitingFetch], *, with_many: bool = True) -> list[WaitingFetch]:
+        """Return the batch, preceded by the longest waiting idle FETCH of its queues unless that is first already.
+
+        A FETCH that would claim from many names is added only as `next_batch` does it.
+        """
         # Without this a FETCH that has just arrived could get a job for which another FETCH has waited longer.
         queues: dict[str, None] = {}
         for waiting_fetch in batch:
@@ -210,7 +213,9 @@ class FetchIndex:
         if not firsts:
             return batch
         oldest = min(firsts.values(), key=_arrival)
-        if oldest is batch[0]:
+        may_add_many = with_many and not any(waiting_fetch.has_many for waiting_fetch in batch)
+        is_beyond_bound = oldest.untried and oldest.has_many and not may_add_many
+        if oldest is batch[0] or is_beyond_bound:
             return batch
         for queue, waiting_fetch in firsts.items():
             if waiting_fetch is oldest:

@@ -145,13 +145,19 @@ class LockWaits:
 
     def _give_up_overdue(self) -> None:
         now = self._loop.time()
-        for waiting in [waiting for waiting in self._pending if waiting.ends_at <= now and not waiting.command.is_last]:
-            # Some jobs of a PUSHB may meet no lock: a last attempt stores these and rejects the others by jid.
-            if waiting.command.has_several_jobs:
-                waiting.command.is_last = True
-            else:
-                self._pending.remove(waiting)
-                self._end(waiting, WAITED_TOO_LONG)
+        ended: list[_WaitingCommand] = []
+        for waiting in self._pending:
+            if waiting.ends_at <= now and not waiting.command.is_last:
+                # Some jobs of a PUSHB may meet no lock: a last attempt stores these and rejects the others by jid.
+                if waiting.command.has_several_jobs:
+                    waiting.command.is_last = True
+                else:
+                    ended.append(waiting)
+        for waiting in ended:
+            self._pending.remove(waiting)
+        # Last: an answered client may send its next command at once, which re-enters this method.
+        for waiting in ended:
+            self._end(waiting, WAITED_TOO_LONG)
 
     def _end(self, waiting: _WaitingCommand, result: Any) -> None:
         # `-=` also removes subjects with a count of zero, so `submit` finds only subjects in use.

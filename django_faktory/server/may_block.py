@@ -145,6 +145,10 @@ class _Attempts:
             return [*self.by_halves(jobs[:half]), *self.by_halves(jobs[half:])]
         if isinstance(answer, LockTimeout):
             return [WAITED_TOO_LONG]
+        if isinstance(answer, BrokerUnavailable):
+            # Clients must not get the driver's message, which `CommitQueue` hides in answers of whole commands only.
+            logger.warning("database unavailable commands=%d error=%s", len(jobs), answer)
+            answer = BrokerUnavailable("database unavailable")
         return [answer] * len(jobs) if isinstance(answer, FaktoryError) else list(answer)
 
     def attempt(self, group: Sequence[MayBlock], wait_s: float | None) -> list[Any]:

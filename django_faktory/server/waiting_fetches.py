@@ -149,13 +149,14 @@ class FetchQueue:
     def _claim(self) -> None:
         if not self._claims_free or self._is_stopping:
             return
-        batch = self._waiting.next_batch(with_many=not self._runs_claim_with_many)
+        with_many = not self._runs_claim_with_many
+        batch = self._waiting.next_batch(with_many=with_many)
         if not batch:
             return
         served: list[tuple[WaitingFetch, Reservation]] = []
         to_claim: list[tuple[WaitingFetch, bool]] = []
         requests: list[FetchRequest] = []
-        for waiting_fetch in self._waiting.with_longest_waiting(batch):
+        for waiting_fetch in self._waiting.with_longest_waiting(batch, with_many=with_many):
             request = self._waiting.mark_tried(waiting_fetch)
             if job := self._prefetch_buffer.take(request):
                 waiting_fetch.in_claim = True

@@ -205,6 +205,30 @@ def test_jobs_wait_in_the_outbox_while_its_password_is_wrong(serve, caplog):  # 
         broker.close()
 
 
+def test_a_job_whose_set_met_a_lock_at_the_server_is_not_refused(serve):  # noqa: F811
+    class LocksOne(OrmBroker):
+        is_locked = True
+
+        def push(self, jobs):
+            if self.is_locked:
+                return [
+                    BrokerUnavailable("database unavailable: another transaction holds a lock"),
+                    *[None] * (len(jobs) - 1),
+                ]
+            return super().push(jobs)
+
+    broker = LocksOne("other")
+    host, port = serve(broker).address
+    box = Outbox(RemoteBroker(f"tcp://{host}:{port}"), ["default"], own_alias=None)
+    with transaction.atomic():
+        box.push([payload("meets-a-lock"), payload("meets-none")])
+    assert [*OutboxEntry.objects.values_list("jid", "error", "leased_until")] == [("job-meets-a-lock", "", None)]
+    broker.is_locked = False
+    assert OutboxRelay(box).run_once()
+    assert waiting() == []
+    box.target.close()
+
+
 def test_an_entry_that_the_target_reports_as_not_unique_is_deleted(box, target, monkeypatch):
     monkeypatch.setattr(target, "push", lambda jobs: [NotUnique(job.jid) for job in jobs])
     with transaction.atomic():

@@ -102,14 +102,15 @@ class CommitQueueSpy:
         self.submitted.pop(0)[1](result)
 
 
-def test_at_most_one_claim_of_many_names_runs_at_a_time():
+@pytest.mark.parametrize("few", ["few", f"other-{MANY[5]}"])
+def test_at_most_one_claim_of_many_names_runs_at_a_time(few):
     """With two, both threads of the commit queue would be busy, and a PUSH would wait for them."""
 
     async def run():
         spy, loop = CommitQueueSpy(), asyncio.get_running_loop()
         prefetch_buffer = PrefetchBuffer(limit=0, assign_prefetched=None, release=None, loop=loop)
         fetch_queue = FetchQueue(spy, prefetch_buffer, width=2, release=None, poll_s=60.0, loop=loop)
-        for queues in (MANY, [f"other-{name}" for name in MANY], ["few"]):
+        for queues in (MANY, [f"other-{name}" for name in MANY], [few]):
             fetch_queue.add(WaitingFetch(FetchRequest(queues=tuple(queues)), lambda _: None))
         assert [len(request.queues) for request, _ in spy.submitted] == [len(MANY), 1]
         spy.answer([])

@@ -3,6 +3,7 @@
 Rules: W26, W29, W30.
 """
 
+import asyncio
 import json
 import threading
 from contextlib import contextmanager
@@ -17,11 +18,12 @@ from django_faktory.core.job_parser import parse_job
 from django_faktory.core.payloads import Ack, NewBatch, TrackUpdate
 from django_faktory.errors import BrokerUnavailable, FaktoryError, LockTimeout, NotUnique, UnknownBatch
 from django_faktory.models import Batch, Counter, Job
-from django_faktory.server.may_block import MayBlock, execute_set
+from django_faktory.server.lock_waits import LockWaits
+from django_faktory.server.may_block import MayBlock, execute_set, execute_waiting
 from django_faktory.store import transactions
 from django_faktory.store.dialects.postgresql.prepared import Statement
 from tests.server.raw import RawClient, worker
-from tests.waiting import wait_until
+from tests.waiting import LONGEST_WAIT_S, wait_until
 
 pytestmark = pytest.mark.django_db(transaction=True)
 with_locks = pytest.mark.skipif(connection.vendor == "sqlite", reason="SQLite has one writer at a time")
@@ -332,6 +334,53 @@ class TestASet:
         assert [taken[0], type(taken[1]), taken[2]] == [[None], LockTimeout, [None]]
         [refusal] = broker.push([parse_job(json.dumps(job("job-k-0001", key="k")))])
         assert isinstance(refusal, NotUnique)
+
+
+class AlwaysLocked:
+    """A commit queue in which each command meets a lock, after `delay_s`."""
+
+    def __init__(self, loop, delay_s):
+        self._loop, self._delay_s = loop, delay_s
+
+    def submit(self, command, answer):
+        self._loop.call_later(self._delay_s, answer, LockTimeout("locked"))
+
+
+def test_clients_that_pipeline_are_answered_when_several_commands_end_together():
+    answered, errors = [], []
+
+    async def run():
+        loop, is_over = asyncio.get_running_loop(), asyncio.Event()
+        loop.set_exception_handler(lambda _, context: errors.append(context))
+        waits = LockWaits(AlwaysLocked(loop, 0.0), AlwaysLocked(loop, 0.05), give_up_after_s=0.3, loop=loop)
+
+        def submit(client, left):
+            def answer(_):
+                answered.append(client)
+                if left:
+                    submit(client, left - 1)
+                elif len(answered) == 6:
+                    is_over.set()
+
+            waits.submit(MayBlock(lambda: None, ["bid:x"]), answer)
+
+        for client in "abc":
+            submit(client, 1)
+        await is_over.wait()
+
+    asyncio.run(asyncio.wait_for(run(), LONGEST_WAIT_S))
+    assert errors == []
+
+
+def test_the_last_attempt_of_a_pushb_hides_the_message_of_the_driver():
+    class Lost(OrmBroker):
+        def push(self, jobs):
+            raise LockTimeout("locked") if len(jobs) > 1 else BrokerUnavailable("database unavailable: host 10.0.0.5")
+
+    command = MayBlock([parse_job(json.dumps(job(f"job-{number:05}"))) for number in (1, 2)])
+    command.is_last = True
+    [answers] = execute_waiting(Lost("default"), [command])
+    assert [str(answer) for answer in answers] == ["database unavailable"] * 2
 
 
 def run_in_thread(work):

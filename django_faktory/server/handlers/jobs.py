@@ -74,6 +74,9 @@ def push(server: ServerContext, connection: ConnectedClient, command: Push) -> b
 
 def push_bulk(server: ServerContext, connection: ConnectedClient, command: PushBulk) -> bytes | None:
     """Store the valid jobs and reply with the refused ones by jid (W12); in steps if there are many."""
+    if len(command.jobs) <= JOBS_A_STEP and not any(isinstance(job, JobPayload) for job in command.jobs):
+        # Returned: `connection.finish` would execute the next command inside this one, and its next inside that.
+        return resp.bulk(jsontext.encode({job.jid: str(job) for job in command.jobs}))
     _run_steps(server, len(command.jobs), _push_bulk(server, connection, command))
     return None
 

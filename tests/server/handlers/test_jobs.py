@@ -114,6 +114,13 @@ def test_an_empty_pushb_is_accepted(connect, text):
     assert connect().ask(f"PUSHB {text}") == b"{}"
 
 
+@pytest.mark.parametrize("text", ["[]", "[1]"])
+def test_many_pipelined_pushbs_without_a_valid_job_are_answered(connect, text):
+    client = connect()
+    client.socket.sendall(f"PUSHB {text}\r\n".encode() * 1000)
+    assert all(client.reply() for _ in range(1000))
+
+
 @pytest.mark.parametrize("text", ["", "{}", "[", '[{"jid":]', "5"])
 def test_pushb_of_anything_but_a_json_list_is_refused_as_a_whole(connect, text):
     """W12: other errors are reported per job."""
