@@ -75,7 +75,7 @@ class AlarmNotifier:
         due = [found[key] for key in message.due]
         if self._send(due, message.resolved):
             return True
-        alarm_records.forget_message(message.due, using=self._alias)
+        alarm_records.forget_message(message, using=self._alias)
         return False
 
     def _send(self, due: Sequence[Alarm], resolved: Sequence[str]) -> bool:

@@ -32,10 +32,17 @@ Key = tuple[str, str]
 class Message(NamedTuple):
     """Content of the next message."""
 
-    due: list[Key]
-    """Alarms to report now."""
-    resolved: list[str]
-    """Texts of the alarms that were reported, and have ended."""
+    due: dict[Key, datetime | None]
+    """Alarms to report now, with the time of the previous message about each."""
+    ended: list[AlarmRecord]
+    """Records of the alarms that were reported, and have ended; claimed with the message, so no longer stored."""
+    previous_at: datetime | None
+    """Time of the previous message about any alarm."""
+
+    @property
+    def resolved(self) -> list[str]:
+        """The texts of the alarms that were reported, and have ended."""
+        return [record.text for record in self.ended]
 
 
 def record_lost(workers: Sequence[WorkerProcess], *, using: str) -> None:
@@ -92,19 +99,21 @@ def claim_message(
             for key, record in record_by_key.items()
             if key in texts and _is_due(record, now, confirm_s=confirm_s, repeat_s=repeat_s)
         ]
-        resolved = [record.text for record in ended if record.notified_at is not None]
+        reported = [record for record in ended if record.notified_at is not None]
+        # Before the pause is checked: an alarm that begins again must last for `confirm_s` again.
+        rows.filter(pk__in=[record.pk for record in ended if record.notified_at is None]).delete()
         if latest.notified_at is not None and now - latest.notified_at < timedelta(seconds=pause_s):
             return None
-        rows.filter(pk__in=[record.pk for record in ended]).delete()
-        if not due and not resolved:
+        if not due and not reported:
             return None
+        rows.filter(pk__in=[record.pk for record in reported]).delete()
         for key in due:
             record = record_by_key[key]
             # The text of a lost worker is its name, from which `operations.alarms` makes a sentence.
             text = record.text if record.kind == LOST_WORKER else texts[key]
             rows.filter(pk=record.pk).update(notified_at=now, text=text)
         rows.filter(pk=latest.pk).update(notified_at=now)
-        return Message(due, resolved)
+        return Message({key: record_by_key[key].notified_at for key in due}, reported, latest.notified_at)
 
     return run(using, verb)
 
@@ -115,12 +124,17 @@ def _is_due(record: AlarmRecord, now: datetime, *, confirm_s: float, repeat_s: f
     return now - record.notified_at >= timedelta(seconds=repeat_s)
 
 
-def forget_message(due: Sequence[Key], *, using: str) -> None:
-    """Make these alarms due again, because the message about them could not be sent."""
+def forget_message(message: Message, *, using: str) -> None:
+    """Restore the records as they were before this message was claimed, because it could not be sent."""
     rows = AlarmRecord.objects.using(using)
 
     def verb(_: BaseDatabaseWrapper) -> None:
-        for kind, subject in sorted(due):
-            rows.filter(kind=kind, subject=subject).update(notified_at=None)
+        for (kind, subject), previous_at in sorted(message.due.items()):
+            rows.filter(kind=kind, subject=subject).update(notified_at=previous_at)
+        for record in message.ended:
+            record.pk = None
+        # An alarm that has begun again meanwhile has a record already.
+        rows.bulk_create(message.ended, ignore_conflicts=True)
+        rows.filter(kind=LATEST_MESSAGE).update(notified_at=message.previous_at)
 
     run(using, verb)

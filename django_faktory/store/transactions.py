@@ -217,9 +217,9 @@ def _run_in_snapshot(connection: BaseDatabaseWrapper, dialect: Dialect, verb: Ca
 
     Django's `atomic` has one kind of transaction, which on SQLite takes the write lock.
     """
-    for sql in dialect.begin_snapshot:
-        _execute(connection, sql)
     try:
+        for sql in dialect.begin_snapshot:
+            _execute(connection, sql)
         result = verb(connection)
         _execute(connection, "COMMIT")
     except BaseException:

@@ -128,6 +128,38 @@ def test_the_end_of_an_alarm_is_sent_if_its_beginning_was():
     assert len(mail.outbox) == 2
 
 
+def test_an_alarm_that_begins_again_during_the_pause_must_last_again():
+    options = {"confirm_s": 60, "pause_s": 300}
+    pause_a_queue()
+    notifier(**options).run_once()
+    let_pass(seconds=61)
+    assert notifier(**options).run_once()
+    pause_a_queue("other")
+    notifier(**options).run_once()
+    Queue.objects.filter(name="other").update(paused_at=None)
+    notifier(**options).run_once()
+    let_pass(seconds=301)
+    Queue.objects.filter(name="other").update(paused_at=ago(seconds=1))
+    assert not notifier(**options).run_once()
+
+
+def test_a_message_that_could_not_be_sent_is_sent_at_the_next_look(settings, webhook):
+    settings.FAKTORY = {**settings.FAKTORY, "ALARM_EMAILS": []}
+    pause_a_queue()
+    webhook.status = 503
+    assert not notifier(pause_s=300).run_once()
+    webhook.status = 200
+    assert notifier(pause_s=300).run_once()
+    for is_paused in (True, False):  # a repetition, then the end of the alarm
+        Queue.objects.update(paused_at=ago(minutes=5) if is_paused else None)
+        let_pass(hours=5)
+        webhook.status = 503
+        assert not notifier().run_once()
+        webhook.status = 200
+        assert notifier().run_once()
+    assert webhook.documents[-1]["resolved"] == ["Queue mail is paused; waiting: 1"]
+
+
 def test_there_is_a_pause_between_two_messages():
     pause_a_queue()
     assert notifier().run_once()

@@ -111,6 +111,21 @@ def test_writes_of_a_failed_verb_are_rolled_back():
     assert not Job.objects.exists()
 
 
+def test_a_session_whose_snapshot_was_interrupted_is_not_used_again(monkeypatch):
+    """A worker's thread may be interrupted after any statement."""
+    execute = transactions._execute
+
+    def interrupt(connection, sql):
+        execute(connection, sql)
+        raise KeyboardInterrupt
+
+    with monkeypatch.context() as patch:
+        patch.setattr(transactions, "_execute", interrupt)
+        with pytest.raises(KeyboardInterrupt):
+            run("default", lambda _: None, atomic=False, snapshot=True)
+    assert connection.connection is None
+
+
 def test_a_function_that_fails_after_the_commit_is_logged_and_the_next_one_runs(caplog):
     seen = []
     with transaction.atomic():

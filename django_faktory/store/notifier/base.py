@@ -6,6 +6,7 @@ truth.
 
 from __future__ import annotations
 
+import select
 import threading
 import time
 from abc import ABC, abstractmethod
@@ -21,6 +22,14 @@ By then, work with a dropped announcement is stored.
 
 POLL_FACTOR = 5
 """Factor of the poll interval while notifications arrive: polls then only find work after a lost notification."""
+
+
+def wait_readable(descriptors: list[int], timeout_s: float) -> list[int]:
+    """Wait until one of these descriptors is readable; return those that are, an empty list on timeout."""
+    poll = select.poll()  # not select.select, which fails for descriptors above 1,023
+    for descriptor in descriptors:
+        poll.register(descriptor, select.POLLIN)
+    return [descriptor for descriptor, _ in poll.poll(timeout_s * 1000)]
 
 
 class Listener(ABC):

@@ -7,12 +7,11 @@ Work of other nodes is found by polling.
 from __future__ import annotations
 
 import os
-import select
 import threading
 from collections.abc import Collection
 from contextlib import suppress
 
-from .base import Listener
+from .base import Listener, wait_readable
 
 
 class LocalPipes:
@@ -60,7 +59,7 @@ class LocalPipeListener(Listener):
     def _wait_for_notification(self, timeout_s: float) -> bool:
         if self._closed.is_set():
             return False
-        ready, _, _ = select.select([self._read_end, self._close_reader], [], [], timeout_s)
+        ready = wait_readable([self._read_end, self._close_reader], timeout_s)
         if self._closed.is_set() or self._read_end not in ready:
             return False
         with suppress(BlockingIOError):

@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import random
 import secrets
-import select
 import socket
 import threading
 import time
@@ -23,7 +22,7 @@ from django.db.backends.base.base import BaseDatabaseWrapper
 from ...core.logs import get_logger
 from ..dialects.postgresql.pipeline import has_psycopg3
 from ..dialects.postgresql.pooler import is_pooled, process_of
-from .base import Listener
+from .base import Listener, wait_readable
 
 logger = get_logger(__name__)
 
@@ -55,14 +54,16 @@ def notify(connection: BaseDatabaseWrapper, queues: Collection[str], senders: se
     """Notify all listeners of this database. Does nothing inside a transaction; never raises a database error.
 
     A queue name has at most 255 bytes (W9), a payload at most 7999. More than `MAX_NAMED` queues become one
-    `ANY_QUEUE`. The backend pid of the sender is added to `senders` before any listener can receive the notification.
+    `ANY_QUEUE`. `senders` has the backend pid of the sender before any listener can receive the notification.
     """
     payloads = list(queues) if len(queues) <= MAX_NAMED else [ANY_QUEUE]
     try:
         if not connection.get_autocommit():
             return
-        if senders is not None:
-            senders.add(connection.connection.info.backend_pid)
+        if senders is not None and (pid := connection.connection.info.backend_pid) not in senders:
+            # PostgreSQL may give the pid of an earlier connection to another client.
+            senders.clear()
+            senders.add(pid)
         if has_psycopg3() and not (connection.execute_wrappers or connection.queries_logged):
             _notify_through_libpq(connection, payloads)
             return
@@ -220,8 +221,9 @@ class PostgresListener(Listener):
 
     def _receive_next(self, connection: Any, until: float) -> list[Any]:
         """Return the notifications that arrive next; an empty list on timeout or when closed."""
-        ready, _, _ = select.select([connection, self._close_receiver], [], [], max(0.0, until - time.monotonic()))
-        return list(connection.notifies(timeout=0)) if connection in ready else []
+        descriptor = connection.fileno()
+        ready = wait_readable([descriptor, self._close_receiver.fileno()], max(0.0, until - time.monotonic()))
+        return list(connection.notifies(timeout=0)) if descriptor in ready else []
 
     def _give_up(self) -> bool:
         if self._logs_problems and not self._closed.is_set():

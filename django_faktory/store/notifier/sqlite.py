@@ -9,7 +9,6 @@ where waking up is expensive (110 µs per poll, 3 µs of it in SQLite): a poll e
 from __future__ import annotations
 
 import os
-import select
 import sqlite3
 import threading
 import time
@@ -18,7 +17,7 @@ from contextlib import suppress
 from django.db import Error, connections
 
 from ...core.logs import get_logger
-from .base import Listener
+from .base import Listener, wait_readable
 from .inotify import FileWatch
 
 logger = get_logger(__name__)
@@ -98,7 +97,8 @@ class SqliteListener(Listener):
             self._closed.wait(min(longest_s, self._pause_s))
             self._pause_s *= GROWTH
         else:
-            _wait_for([watch.fileno(), self._close_reader], min(longest_s, self._pause_s or REGULAR_LOOK_S))
+            with suppress(ValueError):  # `close` in another thread has closed the watch since it was read
+                wait_readable([watch.fileno(), self._close_reader], min(longest_s, self._pause_s or REGULAR_LOOK_S))
             self._pause_s = self._pause_s * GROWTH if self._pause_s and self._pause_s < LATE_S else None
 
     def _has_changed(self) -> bool:
@@ -150,10 +150,3 @@ class SqliteListener(Listener):
     def __del__(self) -> None:
         self.close()
         os.close(self._close_reader)
-
-
-def _wait_for(descriptors: list[int], timeout_s: float) -> None:
-    poll = select.poll()  # not select.select: a server has more than 1,024 descriptors
-    for descriptor in descriptors:
-        poll.register(descriptor, select.POLLIN)
-    poll.poll(timeout_s * 1000)

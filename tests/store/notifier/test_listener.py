@@ -1,15 +1,29 @@
 """The contract of listeners: a second look after each hint, and waiting without hints."""
 
+import fcntl
+import os
+import resource
 import threading
 import time
 
 import pytest
 
-from django_faktory.store.notifier.base import DEBOUNCE_S, SECOND_LOOK_S, Listener, PollingListener
+from django_faktory.store.notifier.base import DEBOUNCE_S, SECOND_LOOK_S, Listener, PollingListener, wait_readable
 
 pytestmark = pytest.mark.core
 
 LONG_S = 30
+
+
+def test_descriptors_above_1023_can_be_waited_for():
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    resource.setrlimit(resource.RLIMIT_NOFILE, (max(soft, 2048), hard))
+    read_end, write_end = os.pipe()
+    os.write(write_end, b"x")
+    high = fcntl.fcntl(read_end, fcntl.F_DUPFD, 1100)
+    assert wait_readable([high], LONG_S) == [high]
+    for descriptor in (read_end, write_end, high):
+        os.close(descriptor)
 
 
 class Bell(Listener):

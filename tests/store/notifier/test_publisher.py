@@ -63,6 +63,15 @@ def test_a_burst_of_announcements_is_sent_complete_in_few_statements(publisher, 
     assert len(sent) <= 10, "80 announcements within some milliseconds"
 
 
+def test_only_its_present_connection_counts_as_its_own(publisher, heard, monkeypatch):
+    """PostgreSQL may give the pid of an earlier one to another client."""
+    monkeypatch.setattr("django_faktory.store.notifier.publisher.RECONNECT_S", 0.0)
+    for number in range(3):
+        publisher.announce("default", {f"queue{number}"})
+        wait_until(lambda number=number: f"queue{number}" in heard())
+    assert len(publisher._senders) == 1
+
+
 def test_an_announcement_inside_a_transaction_is_not_sent(publisher, heard):
     with transaction.atomic():
         publisher.announce("default", {"too-early"})
