@@ -162,7 +162,7 @@ def _apply_deltas(connection: BaseDatabaseWrapper, deltas: dict[str, _BatchDelta
         level = [bid for bid, depth in depths.items() if depth == deepest]
         for batch in batches.filter(bid__in=level).order_by("bid").select_for_update():
             deltas[batch.bid].add_to(batch)
-            was_reopened = batch.is_reopened
+            was_reopened, old_complete_st = batch.is_reopened, batch.complete_st
             membership.close_overdue(batch, now)
             steps = batch_rules.advance(batch)
             advanced += bool(steps)
@@ -174,7 +174,8 @@ def _apply_deltas(connection: BaseDatabaseWrapper, deltas: dict[str, _BatchDelta
                 depths[batch.parent_bid] = batch.depth - 1
             # Most changes touch only counters; writing all columns would rewrite the callbacks' texts, which may be
             # long.
-            writes_all_columns = steps or deltas[batch.bid].callback_changes or was_reopened
+            has_changed = was_reopened or batch.complete_st != old_complete_st
+            writes_all_columns = steps or deltas[batch.bid].callback_changes or has_changed
             batch.save(using=connection.alias, update_fields=None if writes_all_columns else COUNTER_FIELDS)
         for bid in level:
             del depths[bid]

@@ -77,9 +77,12 @@ def save(entry: CronEntry, *, using: str, now: datetime | None = None) -> None:
     Only the fields of a definition are written, so ticks that other nodes take at the same time stay taken.
     """
 
+    is_new = entry.pk is None
+
     def verb(connection: BaseDatabaseWrapper) -> None:
         clock = clock_of(connection, now)
-        if entry.pk is None:
+        if is_new:
+            entry.pk = None  # set by an attempt that was rolled back
             entry.next_at = _compute_next(entry, clock)
             entry.save(using=using, force_insert=True)
             return

@@ -237,7 +237,9 @@ class PortableDialect(Dialect):
             row_ids = {jid: row_id for row_id, jid, *holder in cursor.fetchall() if holders[jid] == tuple(holder)}
             if row_ids:
                 cursor.execute(
-                    f"UPDATE {JOB} SET claim = -claim, reserved_until = {self.after('started_at', 'reserve_for')}"
+                    f"UPDATE {JOB} SET claim = -claim, reserved_until ="
+                    # TRACK SET may have extended the reservation already.
+                    f" {self.greatest}(reserved_until, {self.after('started_at', 'reserve_for')})"
                     f" WHERE id IN ({marks(row_ids)})",
                     [*row_ids.values()],
                 )

@@ -11,7 +11,7 @@ from datetime import datetime
 from django.db import connections
 
 from ...core.payloads import Ack, ExchangeReply, FetchRequest, JobPayload, Reservation, is_storable
-from ...errors import FaktoryError
+from ...errors import BrokerUnavailable, FaktoryError
 from ..dialects import dialect_of
 from ..dialects.base import AckResult, ClaimPlan, Dialect
 from ..locks import locks
@@ -162,8 +162,10 @@ def execute(work: Exchange) -> ExchangeReply:
     if not work.is_one_transaction():
         # Acks first: the locks and permits that they release may be what the fetched jobs need.
         acked = ack(acks, using=using, now=now, on_finished=work.on_finished)
-        pushed = push(work.jobs, using=using, now=now)
-        return ExchangeReply(pushed, acked, fetch_filtered(work.requests, context))
+        pushed = _push_after_acks(work)
+        # Each is a transaction: an error of one must not be the answer to the others, which are committed.
+        fetch = fetch_after_commit if acks or work.jobs else fetch_filtered
+        return ExchangeReply(pushed, acked, fetch(work.requests, context))
     if work.may_hand_off_lock():
         handoff = _hand_off_lock(work)
         if handoff:
@@ -178,6 +180,16 @@ def execute(work: Exchange) -> ExchangeReply:
         )
         # Inside the block: it may claim replacements with the same number, and an error must schedule their checks.
         return work.conclude(plan, ending, claimed)
+
+
+def _push_after_acks(work: Exchange) -> Sequence[FaktoryError | None]:
+    using = work.context.using
+    try:
+        return push(work.jobs, using=using, now=work.context.now)
+    except BrokerUnavailable as error:
+        if not work.acks or connections[using].in_atomic_block:
+            raise
+        return [error] * len(work.jobs)
 
 
 def _hand_off_lock(work: Exchange) -> ExchangeReply | None:

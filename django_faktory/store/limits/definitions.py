@@ -5,7 +5,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable
+from collections.abc import Callable, Collection, Iterable
 from datetime import datetime
 from typing import NamedTuple
 
@@ -87,8 +87,9 @@ def _resume(name: str, *, using: str) -> bool:
     # Read the limit again after a change by another process: a limit that is only a pause is removed, not resumed.
     while (limit := paused.first()) is not None:
         if _is_only_a_pause(limit):
-            remove(limit, using=using)
-            return True
+            if _remove(limit, using=using, only_if=_is_only_a_pause):
+                return True
+            continue
         if changed := run(using, lambda connection: _clear_pause(connection, name)):
             _apply_to_jobs(changed, using)
             return True
@@ -118,12 +119,19 @@ def remove(limit: Limit, *, using: str) -> None:
 
     A crash between the two steps leaves blocked jobs, which `limiters.sweep` makes ready.
     """
+    _remove(limit, using=using)
 
-    def verb(connection: BaseDatabaseWrapper) -> list[int]:
+
+def _remove(limit: Limit, *, using: str, only_if: Callable[[Limit], bool] = lambda _: True) -> bool:
+    """Run `remove` if the stored limit fulfils a condition; return False if it is stored and does not."""
+
+    def verb(connection: BaseDatabaseWrapper) -> list[int] | None:
         names = {limit.name, family_of(limit.name)} if limit.scope == Scope.KEY else {limit.name}
         limits = {row.name: row for row in _lock_limits(connection, limit.scope, names)}
         if limit.name not in limits:
             return []
+        if not only_if(limits[limit.name]):
+            return None
         # Both limits are locked by now, so no edit of the family's limit can miss a limiter that moves to it.
         own_limiters = Limiter.objects.using(using).filter(limit_id=limit.pk)
         ids = [limiter.pk for limiter in own_limiters.order_by("pk").select_for_update()]
@@ -136,13 +144,18 @@ def remove(limit: Limit, *, using: str) -> None:
         return ids
 
     ids = run(using, verb)
-    still_stored = Limiter.objects.using(using).filter(pk__in=ids).values_list("pk", flat=True)
+    if ids is None:
+        return False
+    still_stored = Limiter.objects.using(using).filter(pk__in=ids)
     # Limiters that moved to the family's limit remain. The others were deleted with the limit; their jobs become ready.
-    remaining = set(run(using, lambda _: list(still_stored), atomic=False))
+    remaining = {row.pk: row for row in run(using, lambda _: list(still_stored), atomic=False)}
     for limiter_id in ids:
         if limiter_id not in remaining:
             limiters.unblock_all(limiter_id, using=using)
+    uncounted = [pk for pk, row in remaining.items() if row.is_paused and row.concurrency is not None]
+    limiters.count_running(uncounted, using=using)
     limiters.promote_waiters(remaining, using=using)
+    return True
 
 
 def sync(definitions: Iterable[LimitDefinition], *, using: str) -> None:
@@ -152,19 +165,16 @@ def sync(definitions: Iterable[LimitDefinition], *, using: str) -> None:
     stored = run(using, lambda _: {(row.scope, row.name): row for row in rows.all()}, atomic=False)
     for key, definition in defined.items():
         row = stored.get(key)
-        if row is None or (row.origin == Limit.Origin.CODE and row.allowance != definition.allowance):
+        # A row of the admin that is only a pause becomes code's, and stays paused.
+        is_from_code = row is None or row.origin == Limit.Origin.CODE or _is_only_a_pause(row)
+        if is_from_code and (row is None or row.allowance != definition.allowance):
             save_limit(*definition, using=using, origin=Limit.Origin.CODE)
-        # Code now defines a name that was created in the admin.
-        elif row.origin == Limit.Origin.ADMIN:
-            run(using, lambda _, pk=row.pk: rows.filter(pk=pk).update(origin=_origin_in_code(pk, rows)))  # type: ignore[misc]
+        # Code now defines a limit that was created in the admin.
+        elif row is not None and row.origin == Limit.Origin.ADMIN:
+            run(using, lambda _, pk=row.pk: rows.filter(pk=pk).update(origin=Limit.Origin.EDITED))  # type: ignore[misc]
     for key, row in stored.items():
         if key not in defined and row.origin != Limit.Origin.ADMIN:
             _drop_undefined(row, using)
-
-
-def _origin_in_code(pk: int, rows: QuerySet[Limit]) -> str:
-    """Return the origin of a row that code defines too: a row that is only a pause becomes code's."""
-    return Limit.Origin.CODE if _is_only_a_pause(rows.get(pk=pk)) else Limit.Origin.EDITED
 
 
 def _drop_undefined(row: Limit, using: str) -> None:

@@ -6,6 +6,7 @@ from datetime import timedelta
 import pytest
 from django.db import connection, connections
 from django.db.models import F
+from django.utils import timezone
 
 from django_faktory.core.job_parser import parse_job
 from django_faktory.core.json import jsontext
@@ -16,7 +17,9 @@ from django_faktory.models import Batch, Job
 from django_faktory.store.batches import batches
 from django_faktory.store.jobs import acknowledgements, bulk, cancellations, claims, failures, pushes
 from django_faktory.store.maintenance import due
+from tests.factories import payload
 from tests.store import by_ids
+from tests.store.limits.conftest import Node
 
 pytestmark = pytest.mark.django_db(transaction=True)
 
@@ -545,3 +548,22 @@ def test_members_that_fail_during_a_concurrent_discard_settle_their_batch():
     assert errors == []
     assert not Job.objects.exists()
     assert status(bid) == (20, 0, 0, "2", "")
+
+
+def test_a_batch_that_completes_without_a_callback_below_an_expired_one_says_so():
+    node = Node()
+    parent = batches.new(NewBatch(success=payload()), using="default")
+    child = batches.new(NewBatch(parent_bid=parent, success=payload("success1")), using="default")
+    node.push("a", custom={"bid": child})
+    batches.commit(child, using="default")
+    assert node.fetch() == ["a"]
+    node.fail("a")
+    Batch.objects.filter(bid=parent).update(expires_at=timezone.now() - timedelta(seconds=1))
+    assert batches.expire(using="default") == 1
+    Job.objects.update(state="enqueued", enqueued_at=timezone.now(), run_at=None)
+    assert node.fetch() == ["a"]
+    node.push("b", custom={"bid": child, "_wid": "w1"})
+    assert node.fetch() == ["b"]
+    node.fail("b")
+    assert batches.status(child, using="default").complete_st == "2"
+    assert batches.sweep(using="default") == 0

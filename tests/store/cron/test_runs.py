@@ -5,6 +5,7 @@ from datetime import UTC, datetime, timedelta
 
 import pytest
 from django.db import IntegrityError, OperationalError, connection, connections, transaction
+from django.db.models import signals
 from django.utils import timezone
 
 from django_faktory.errors import BrokerUnavailable, FaktoryError, NotUnique
@@ -432,3 +433,19 @@ def test_nodes_that_start_together_create_each_entry_once():
         one.join(30)
     assert errors == []
     assert CronEntry.objects.filter(next_at__gt=timezone.now()).count() == 20
+
+
+def test_an_entry_whose_first_insert_was_rolled_back_is_stored_by_the_second():
+    attempts = []
+
+    def collide(**_):
+        attempts.append(1)
+        if len(attempts) == 1:
+            raise OperationalError("database is locked")
+
+    signals.post_save.connect(collide, sender=CronEntry)
+    try:
+        entries.save(CronEntry(name="new", schedule="* * * * *", zone="UTC", jobtype="x"), using="default")
+    finally:
+        signals.post_save.disconnect(collide, sender=CronEntry)
+    assert CronEntry.objects.filter(name="new").count() == 1
