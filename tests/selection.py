@@ -144,6 +144,7 @@ ONCE = (
     "tasks/test_refusals.py",
     "tasks/test_registry.py",
     "typing",
+    "worker/test_draining.py",
     "worker/test_interrupt.py",
     "worker/test_worker.py",
 )

@@ -11,7 +11,6 @@ from django.db import connection
 from django.test import override_settings
 from msgspec import structs
 
-from django_faktory import Batch, push
 from django_faktory.brokers.orm import OrmBroker
 from django_faktory.errors import AuthenticationFailed, BrokerUnavailable, CommandRefused
 from django_faktory.models import Job, WorkerProcess
@@ -19,7 +18,6 @@ from django_faktory.store import workers
 from django_faktory.store.jobs import claims
 from django_faktory.store.transactions import run
 from django_faktory.worker import worker as runner
-from django_faktory.worker.fetcher import DRAINED_FETCHES
 from django_faktory.worker.worker import Worker
 from tests.factories import JobFactory
 from tests.project import tasks
@@ -29,7 +27,6 @@ from tests.worker.blocking import (
     BrokerWithoutInterrupt,
     Unreliable,
     cancels_itself,
-    enqueues,
     gates,
     ignores_cancellation,
     left,
@@ -341,62 +338,6 @@ class TestStopping:
             rescue.cancel()
             another.join()
             signal.signal(signal.SIGUSR1, before)
-
-
-class TestDraining:
-    def test_a_draining_worker_ends_when_no_job_is_ready(self, work):
-        tasks.noop.enqueue_many([()] * 20)
-        running = work(drain=True)
-        assert running.ended()
-        assert set(Job.objects.values_list("state", flat=True)) == {"succeeded"}
-
-    def test_draining_includes_jobs_enqueued_by_other_jobs(self, work):
-        enqueues.enqueue("chain", 3)
-        running = work(drain=True)
-        begun("chain")
-        gates["chain"].opened.set()
-        assert running.ended()
-        assert list(Job.objects.values_list("state", flat=True)) == ["succeeded"] * 4
-
-    def test_one_empty_fetch_does_not_end_draining(self, work):
-        """A FETCH skips a job if another transaction has just locked its row."""
-
-        class PassesOver(OrmBroker):
-            looks = 0
-
-            def fetch(self, requests):
-                self.looks += 1
-                return [[] for _ in requests] if self.looks == 1 else super().fetch(requests)
-
-        tasks.noop.enqueue()
-        running = work(PassesOver("default"), drain=True)
-        assert running.ended()
-        assert Job.objects.get().state == "succeeded"
-
-    @pytest.mark.parametrize("follower", ["callback of a batch", "job of the same lock"])
-    def test_draining_includes_jobs_that_become_ready_with_a_report(self, work, follower):
-        class AcksLate(OrmBroker):
-            fetches = 0
-
-            def fetch(self, requests):
-                self.fetches += 1
-                return super().fetch(requests)
-
-            def ack(self, acks):
-                # More fetches than an idle worker needs to end.
-                wait_until(lambda until=self.fetches + 2 * DRAINED_FETCHES: self.fetches >= until)
-                return super().ack(acks)
-
-        if follower == "callback of a batch":
-            with Batch(success=tasks.noop):
-                tasks.add.enqueue(1, 2)
-        else:
-            for _ in range(2):
-                push(tasks.noop.jobtype, custom={"lock": "shop 1"})
-        running = work(AcksLate("default"), drain=True, concurrency=1)
-        assert running.ended()
-        # A pushed job has no result to keep, so its row is deleted.
-        assert not Job.objects.exclude(state="succeeded").exists()
 
 
 class SlowToTake(OrmBroker):
