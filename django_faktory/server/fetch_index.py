@@ -213,9 +213,9 @@ class FetchIndex:
         if not firsts:
             return batch
         oldest = min(firsts.values(), key=_arrival)
-        may_add_many = with_many and not any(waiting_fetch.has_many for waiting_fetch in batch)
-        is_beyond_bound = oldest.untried and oldest.has_many and not may_add_many
-        if oldest is batch[0] or is_beyond_bound:
+        if oldest is batch[0]:
+            return batch
+        if oldest.untried and oldest.has_many and (not with_many or any(fetch.has_many for fetch in batch)):
             return batch
         for queue, waiting_fetch in firsts.items():
             if waiting_fetch is oldest:
