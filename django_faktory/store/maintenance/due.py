@@ -77,13 +77,13 @@ def expire(*, using: str, now: datetime | None = None, limit: int = CHUNK) -> in
         if not rows:
             return 0
         clock = clock_of(connection, now)
-        ids = [job.pk for job in rows]
         ready = [job for job in rows if job.state == State.ENQUEUED]
-        # A ready job keeps later jobs of its key and limiter blocked, so its expiry has to make another one ready.
-        locks.promote_waiters_later(connection, set(locks.keys_of(all_jobs.filter(pk__in=ids))))
+        # Such a job keeps later jobs of its key and limiter blocked, so its expiry has to make another one ready.
+        keys = {job.lock_key for job in rows if job.lock_key and locks.keeps_others_blocked(job)}
+        locks.promote_waiters_later(connection, keys)
         limiters.promote_waiters_later(connection, {job.limiter for job in ready})
-        deleted_ids = [job.pk for job in rows if job.result_ttl is None]
-        delete_locked(all_jobs.filter(pk__in=deleted_ids), deleted_ids)
+        ids = [job.pk for job in rows if job.result_ttl is None]
+        delete_locked(all_jobs.filter(pk__in=ids), ids)
         for ttl in {job.result_ttl for job in rows if job.result_ttl is not None}:
             all_jobs.filter(pk__in=[job.pk for job in rows if job.result_ttl == ttl]).update(
                 state=State.EXPIRED,
