@@ -57,7 +57,7 @@ FORGET_UNSEEN_S = 3600
 
 
 HEARD_WITHIN_S = 30.0
-"""Seconds after an outage within which every live worker sends a BEAT: twice the time between two BEATs.
+"""Seconds after an outage within which every live worker sends a BEAT: twice the default of BEAT_INTERVAL.
 
 During an outage of the servers or of the database no BEAT is recorded. So a node counts no worker as lost, and ends no
 reservation that a BEAT may extend, until the database has been reachable for this time. Otherwise each outage longer

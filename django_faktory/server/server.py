@@ -146,7 +146,7 @@ class Server:
         self._call_in_loop(self._drop, list(wids))
 
     def wake(self, queues: Collection[str] | None = None) -> None:
-        """Try waiting FETCHes of these queues, since another process stored work; None means all queues."""
+        """Try waiting FETCHes of these queues, which got work. None, as after a notification, means all queues."""
         self._call_in_loop(lambda: self.fetch_queue.wake(queues))  # a lambda: before the start there is no queue yet
 
     def is_responsive(self, within_s: float) -> bool:

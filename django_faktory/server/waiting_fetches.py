@@ -1,9 +1,9 @@
 """Queue of waiting FETCHes: blocked in memory, not in the database. One claim serves many of them.
 
-`FetchQueue` tries a FETCH when it arrives, when a notification names one of its queues, and at each poll; in between it
-costs nothing. The queue names in one claim are bounded, and FETCHes with many names take turns, so that they delay no
-FETCH with few. With the ACK of a job that had a lock, one waiting FETCH is tried in the same transaction, which hands
-the lock over to the next job (ADR 0015). Rules: W13 to W15.
+`FetchQueue` tries a FETCH when it arrives, when this node stores work in one of its queues, at each notification of
+another process, and at each poll; in between it costs nothing. The queue names in one claim are bounded, and FETCHes
+with many names take turns, so that they delay no FETCH with few. With the ACK of a job that had a lock, one waiting
+FETCH is tried in the same transaction, which hands the lock over to the next job (ADR 0015). Rules: W13 to W15.
 """
 
 from __future__ import annotations

@@ -37,13 +37,13 @@ def hand_over(node, job, *queues, wid="w1", count=1):
     return result.fetched[0] or node.broker.fetch([request])[0]
 
 
-@pytest.fixture(params=["the long way", "a relay"] if connection.vendor == "postgresql" else ["the long way"])
+@pytest.fixture(params=["the usual way", "the fast way"] if connection.vendor == "postgresql" else ["the usual way"])
 def one(node, request, monkeypatch):
     """A node that has just seen jobs with locks end, so that it expects more of them.
 
-    With the parameter "a relay" it tries `LockHandoff` for each of them.
+    With the parameter "the fast way" it tries `LockHandoff` for each of them.
     """
-    if request.param == "a relay":
+    if request.param == "the fast way":
         monkeypatch.setattr(LockHandoff, "expects", lambda *_: True)
     one = node()
     one.push("Z", "Z1")
@@ -227,7 +227,7 @@ def test_a_chain_of_handoffs_takes_one_statement_per_job(node):
     assert job.jid == jid("A3")
     # A connection that was used before, as one of a pool, may have prepared it, or prepare it now.
     [statement] = [query["sql"] for query in sent if "PREPARE" not in query["sql"]]
-    assert "heir AS" in statement or (statement.startswith("EXECUTE faktory_relay") and ";" not in statement)
+    assert "heir AS" in statement or (statement.startswith("EXECUTE faktory_hand_off_lock") and ";" not in statement)
     assert [job.jid for job in hand_over(one, job)] == [jid("A4")]
     assert holders() == [jid("A4")]
 

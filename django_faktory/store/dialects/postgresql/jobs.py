@@ -186,7 +186,7 @@ UNION ALL SELECT wid, 0, TRUE FROM {WORKER} WHERE wid = ANY ($3) AND state <> 'r
 # locked row counts. All rows are locked by id first, including rows that later statements of the same message end, and
 # rows with a jid that a later statement inserts: $5 (ADR 0024).
 END = Statement(
-    "done",
+    "end",
     ["timestamptz", "json", "bigint", "int", "text[]"],
     f"""
 WITH clock AS (SELECT COALESCE($1, STATEMENT_TIMESTAMP()) AS now),
@@ -220,7 +220,7 @@ NOT_HELD = "the job is no longer held as it was: nothing of its task may be comm
 # The cast happens after the outcome is known. A limit set while the job ran may have given it permits: they are
 # released here, and the caller checks their limiters.
 END_LAST = Statement(
-    "done_last",
+    "end_last",
     ["timestamptz", "text", "text", "int", "text", "bigint"],
     f"""
 WITH clock AS (SELECT COALESCE($1, STATEMENT_TIMESTAMP()) AS now),

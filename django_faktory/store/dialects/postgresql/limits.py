@@ -20,10 +20,10 @@ def closed_queues(clock: int) -> str:
       AND (is_paused OR in_use >= concurrency OR opens_at > COALESCE(${clock}, STATEMENT_TIMESTAMP())))"""
 
 
-# The usual case of acquiring permits, in one statement: every limiter has room for the whole set, and no job waits at a
-# limiter that counts starts. Otherwise the statement does nothing, and the caller uses the slow path. Jobs are locked
-# first, then limiters in the order of their ids. The ids pass through arrays, which are computed once, whatever changes
-# while the statement waits for a row.
+# The usual case of acquiring permits, in one statement: every limiter has room for the whole set, none is paused, no
+# job waits for a rate, and each key has its limiter. Otherwise the statement does nothing, and the caller uses the slow
+# path. Jobs are locked first, then limiters in the order of their ids. The ids pass through arrays, which are computed
+# once, whatever changes while the statement waits for a row.
 _ACQUIRE_PERMITS = f"""
 WITH clock AS (SELECT COALESCE($2, CLOCK_TIMESTAMP()) AS now),
 claimed AS MATERIALIZED (

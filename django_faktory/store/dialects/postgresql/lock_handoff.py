@@ -28,7 +28,7 @@ _LIVES = "(expires_at IS NULL OR expires_at > (SELECT now FROM clock))"
 # Lookups by key hide the state from the planner, see `locks`. The token is drawn before the writes: no part of a
 # statement sees what another part has written (ADR 0024), and both the job and the lock row get it.
 HAND_OFF_LOCK = Statement(
-    "relay",
+    "hand_off_lock",
     [
         "timestamptz",
         "double precision",

@@ -60,7 +60,7 @@ SELECT jid, id FROM got""",
 # marked: the next statement takes its snapshot after the lock rows were locked, and so sees every job that was blocked
 # by them until then.
 END_LOCKED = Statement(
-    "done_locked",
+    "end_locked",
     ["timestamptz", "json", "bigint"],
     f"""
 WITH clock AS (SELECT COALESCE($1, STATEMENT_TIMESTAMP()) AS now),
@@ -167,7 +167,7 @@ WITH keys AS MATERIALIZED (
 # for no row, since all are locked already. If two jobs of the key were claimed, `TAKE` chooses later; a job that needs
 # a permit acquires its lock together with the permit.
 HAND_OFF_MARKED = Statement(
-    "hand_over",
+    "hand_off_marked",
     ["boolean", "double precision", "timestamptz"],
     f"""
 WITH clock AS (SELECT COALESCE($3, STATEMENT_TIMESTAMP()) AS now, make_interval(secs => $2) AS lease),

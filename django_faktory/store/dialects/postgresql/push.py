@@ -1,4 +1,6 @@
-"""Insert jobs with options on PostgreSQL: one statement for a set, as for plain jobs (ADR 0023).
+"""Choose the INSERT of pushed jobs (`any_push_call`), and insert jobs with options: one statement for a set (ADR 0023).
+
+The statements for plain jobs, such as `PUSH_ONE`, are in `jobs`.
 
 Durations that start at the push are added in the statement, by the database's clock. A job is blocked from the start if
 its lock is taken, or another job of its key is ready (ADR 0015); of several such jobs in one set the first is ready.
