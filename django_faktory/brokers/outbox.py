@@ -98,17 +98,19 @@ class Outbox:
             # Free the leased rows at once, so that the next relay need not wait for the end of their lease.
             _settle(alias, free=jobs.keys(), refused=refused)
             raise
-        failures: dict[int, FaktoryError] = {}
+        unsent: set[int] = set()
+        failure: FaktoryError | None = None
         for row_id, answer in zip(jobs, answers, strict=True):
             if isinstance(answer, TARGET_FAILURES):
-                failures[row_id] = answer
+                unsent.add(row_id)
+                failure = answer
             elif answer is not None and answer.code == NotUnique.code:
                 # No error: the caller asked for at most one such job, and one is stored.
                 logger.info("job is not unique, it was not enqueued jid=%s", jobs[row_id].jid)
             elif answer is not None:
                 refused[row_id] = str(answer)
-        _settle(alias, done=jobs.keys() - refused.keys() - failures.keys(), free=failures.keys(), refused=refused)
-        for failure in failures.values():
+        _settle(alias, done=jobs.keys() - refused.keys() - unsent, free=unsent, refused=refused)
+        if failure is not None:
             raise failure  # the next relay pushes these jobs again
 
     def _push_or_refuse(self, jobs: list[JobPayload]) -> Sequence[FaktoryError | None]:

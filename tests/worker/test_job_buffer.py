@@ -150,8 +150,9 @@ def test_a_job_is_known_until_its_end_is_reported(held):
 def test_a_job_that_was_not_begun_is_known_until_its_report_is_sent(held):
     suspect = reserved()
     held.add_alone(suspect, wait_s=0.0)
+    assert held.take_overdue() is suspect
     report = Failure(jid=suspect.jid, attempt=suspect.attempt, errtype="Error", message="")
-    held.report(report) if held.take_overdue() is suspect else None
+    held.report(report)
     assert held.held_attempts() == {(suspect.jid, 1)}
     held.forget_reports([report])
     assert held.held_attempts() == set()

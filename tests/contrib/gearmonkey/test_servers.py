@@ -109,7 +109,7 @@ class TestCluster:
         assert [(one.fn, one.count) for one in seen.functions] == [("{nobody}", "0"), ("{t}", "1"), ("{u}", "1")]
         assert seen.problems == ["{nobody}: no running worker; jobs waiting: 1."]
 
-    def test_a_command_to_a_cluster_is_never_sent_twice(self, node):
+    def test_the_clients_of_a_cluster_are_set_to_retry_nothing(self, node):
         url = become_cluster(node())
         assert connect(url).retry.get_retries() == 0
         assert connect_async(url).retry.get_retries() == 0
