@@ -1,7 +1,7 @@
 """Serve one client's connection: turn bytes into commands, one at a time and in order, and write the replies.
 
 `Connection` is an asyncio protocol; `handlers` implements the verbs. Limits: W3, W6 to W8, W14. It closes when its
-client reads no reply for `SLOW_READER_S`, or begins a line and does not end it within COMMAND_TIMEOUT.
+client reads no reply for `Tuning.slow_reader_s`, or begins a line and does not end it within COMMAND_TIMEOUT.
 """
 
 from __future__ import annotations
@@ -29,17 +29,8 @@ logger = get_logger(__name__)
 BUFFERED_BYTES = 64 * 1024
 """Bytes buffered behind the current command before reading from the socket pauses."""
 
-WRITE_BUFFER_BYTES = 4 * 1024 * 1024
-"""Unsent bytes above which no further command of the client is executed."""
-
-SLOW_READER_S = 30.0
-"""Seconds without progress of the client in reading its replies before the connection is aborted."""
-
 MAX_IN_A_ROW = 10
 """Commands answered in a row before the connection rests: mostly rejected lines, as others wait for the database."""
-
-HALF_CLOSED_S = 1.0
-"""Seconds a connection stays half open so that its client can read the last reply."""
 
 SENT_CHECK_S = 0.05
 """Interval of the check whether a reply with a job has been passed to the operating system."""
@@ -98,7 +89,7 @@ class Connection(asyncio.Protocol):
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         """Send the greeting, or reject the client if MAX_CONNECTIONS is reached (W8)."""
         self._transport = cast(asyncio.Transport, transport)
-        self._transport.set_write_buffer_limits(high=WRITE_BUFFER_BYTES)
+        self._transport.set_write_buffer_limits(high=self.server.tuning.write_buffer_bytes)
         if raw := transport.get_extra_info("socket"):
             keep_alive(raw)
         if not self.server.admit(self):
@@ -151,7 +142,7 @@ class Connection(asyncio.Protocol):
         self._transport = None
 
     def pause_writing(self) -> None:
-        """Execute no further command; abort after `SLOW_READER_S` without progress of the reader."""
+        """Execute no further command; abort after `slow_reader_s` without progress of the reader."""
         self._is_paused = True
         self._watch_reader()
 
@@ -408,7 +399,7 @@ class Connection(asyncio.Protocol):
         self._transport.write_eof()
         if self._is_reading_paused:
             self._transport.resume_reading()
-        self._start_timer(HALF_CLOSED_S, self._close_transport)
+        self._start_timer(self.server.tuning.half_closed_s, self._close_transport)
 
     def _close_transport(self) -> None:
         if self._transport:
@@ -416,9 +407,9 @@ class Connection(asyncio.Protocol):
             self._watch_reader()
 
     def _watch_reader(self) -> None:
-        """Abort if the client makes no progress in reading for `SLOW_READER_S`; otherwise check again."""
+        """Abort if the client makes no progress in reading for `slow_reader_s`; otherwise check again."""
         self._unsent_before = self._unsent_bytes
-        self._start_timer(SLOW_READER_S, self._check_read)
+        self._start_timer(self.server.tuning.slow_reader_s, self._check_read)
 
     def _check_read(self) -> None:
         if self._unsent_bytes < self._unsent_before:

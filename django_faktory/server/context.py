@@ -23,6 +23,7 @@ from .login_throttle import LoginThrottle
 from .long_commands import CommandScheduler
 from .may_block import Work
 from .prefetch_buffer import PrefetchBuffer
+from .tuning import Tuning
 from .uncertain_batches import UncertainBatches
 from .waiting_fetches import FetchQueue
 
@@ -50,6 +51,7 @@ class ServerContext(Protocol):
 
     broker: Broker
     loop: asyncio.AbstractEventLoop
+    tuning: Tuning
     password: str
     max_command_bytes: int
     hello_timeout_s: float

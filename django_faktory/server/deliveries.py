@@ -14,15 +14,7 @@ import msgspec
 
 from ..core.payloads import MAX_NAME, Delivery, Reservation
 from ..errors import FaktoryError
-
-CONFIRM_S = 0.25
-"""Seconds (up to 1.5 times this) until a prefetched job is confirmed; until then its row does not name its worker."""
-
-CONFIRM_CLAIMED_S = 2.0
-"""Seconds (up to 1.5 times this) until a job that was claimed for its client is confirmed.
-
-Most jobs have ended by then and need no statement. A job delivered less than this before its node is killed runs again
-when its lease ends."""
+from .tuning import DEFAULT, Tuning
 
 MAX_BATCH_MEMBERS = 10_000
 """Maximum number of batch members that are remembered; the ACK of an older one is treated as not blocking."""
@@ -62,8 +54,9 @@ class DeliveryTracker:
         *,
         confirm: Callable[[Sequence[Delivery], Callable[[set[str] | FaktoryError], None]], None],
         loop: asyncio.AbstractEventLoop,
+        tuning: Tuning = DEFAULT,
     ) -> None:
-        self._confirm, self._loop = confirm, loop
+        self._confirm, self._loop, self._tuning = confirm, loop, tuning
         self._unconfirmed: dict[str, tuple[float, Reservation]] = {}  # by jid: time of the delivery, and the job
         self._members: dict[str, str] = {}  # jid of each delivered batch member -> its bid
         self._timer: asyncio.TimerHandle | None = None
@@ -73,7 +66,7 @@ class DeliveryTracker:
         """Track a delivery until the job ends or is confirmed."""
         self._unconfirmed[job.jid] = (self._loop.time(), job)
         if self._timer is None:
-            self._timer = self._loop.call_later(CONFIRM_S, self._confirm_due)
+            self._timer = self._loop.call_later(self._tuning.confirm_s, self._confirm_due)
 
     def remember_batch(self, job: Reservation) -> None:
         """Remember the batch of a job that is about to be delivered."""
@@ -117,7 +110,7 @@ class DeliveryTracker:
         if not self._is_confirming:  # one confirmation at a time: a slow database would get the same ones repeatedly
             self._send(self._due(self._loop.time()))
         if self._unconfirmed:
-            self._timer = self._loop.call_later(CONFIRM_S, self._confirm_due)
+            self._timer = self._loop.call_later(self._tuning.confirm_s, self._confirm_due)
 
     def _due(self, now: float) -> list[tuple[float, Reservation]]:
         """Return the deliveries to confirm now: none until one is due, then also those past half of their time."""
@@ -126,9 +119,9 @@ class DeliveryTracker:
         for delivery in self._unconfirmed.values():
             at, job = delivery
             # Half: a delivery that is due soon joins this statement instead of causing another one.
-            if now - at >= (CONFIRM_S if job.is_prefetched else CONFIRM_CLAIMED_S) / 2:
+            if now - at >= (self._tuning.confirm_s if job.is_prefetched else self._tuning.confirm_claimed_s) / 2:
                 due.append(delivery)
-                is_any_late = is_any_late or job.is_prefetched or now - at >= CONFIRM_CLAIMED_S
+                is_any_late = is_any_late or job.is_prefetched or now - at >= self._tuning.confirm_claimed_s
         return due if is_any_late else []
 
     def _send(self, due: Sequence[tuple[float, Reservation]]) -> None:

@@ -71,11 +71,12 @@ class CommitQueue(Generic[Item, Answer]):
         weigh: Callable[[Item], int] = lambda _: 1,
         lend: Callable[[], Begin[Item, Answer] | None] = lambda: None,
         pause_s: Callable[[list[Item], float], float] | None = None,
+        read_anyway_s: float = READ_ANYWAY_S,
         reset: Callable[[], None],
         loop: asyncio.AbstractEventLoop,
     ) -> None:
         self._execute, self._weigh, self._lend, self._reset, self._loop = execute, weigh, lend, reset, loop
-        self._pause_s = pause_s
+        self._pause_s, self._read_anyway_s = pause_s, read_anyway_s
         self.before_set: Callable[[], object] | None = None
         """Called before a set is made; may submit items that join it."""
         self._is_scheduled = False
@@ -157,7 +158,7 @@ class CommitQueue(Generic[Item, Answer]):
         """Read the result of an exchange when it arrives. Until then nothing else uses the connection."""
         commit_thread.in_flight, commit_thread.since = (command_set, flight), self._loop.time()
         if self._read_timer is None:
-            self._read_timer = self._loop.call_later(READ_ANYWAY_S, self._poll_overdue)
+            self._read_timer = self._loop.call_later(self._read_anyway_s, self._poll_overdue)
         if commit_thread.fd is None:
             commit_thread.fd = flight.fd
             self._loop.add_reader(commit_thread.fd, self._read, commit_thread)
@@ -168,8 +169,8 @@ class CommitQueue(Generic[Item, Answer]):
         self._read_timer = None
         in_flight = [commit_thread for commit_thread in self._commit_threads if commit_thread.in_flight is not None]
         if in_flight:
-            self._read_timer = self._loop.call_later(READ_ANYWAY_S, self._poll_overdue)
-        before = self._loop.time() - READ_ANYWAY_S
+            self._read_timer = self._loop.call_later(self._read_anyway_s, self._poll_overdue)
+        before = self._loop.time() - self._read_anyway_s
         for commit_thread in in_flight:
             if commit_thread.since <= before:
                 self._read(commit_thread)

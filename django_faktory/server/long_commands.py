@@ -15,6 +15,7 @@ from typing import Any
 from ..core.json.incremental import Incremental
 from ..core.logs import get_logger
 from ..errors import FaktoryError
+from .tuning import DEFAULT
 
 logger = get_logger(__name__)
 
@@ -29,9 +30,6 @@ PAUSING_S = 1.0
 
 HUGE_BYTES = 1024 * 1024
 """Lines longer than this have a memory budget of their own, so that shorter lines do not wait for them."""
-
-ROOM_BYTES = 4 * 1024 * 1024
-"""Bytes of lines that are parsed and executed at a time; the same again for huge lines, or one larger line."""
 
 
 class PendingCommand:
@@ -113,12 +111,13 @@ class CommandScheduler:
         *,
         commands: Callable[[], int],
         later: Callable[[Callable[[], None]], None],
+        budget_bytes: int = DEFAULT.long_lines_bytes,
     ) -> None:
         self._loop, self._count_commands = loop, commands
         self._last_count = 0
         self._short_command_at = float("-inf")
-        self._long = MemoryBudget(ROOM_BYTES, self._begin, later)
-        self._huge = MemoryBudget(ROOM_BYTES, self._begin, later)
+        self._long = MemoryBudget(budget_bytes, self._begin, later)
+        self._huge = MemoryBudget(budget_bytes, self._begin, later)
         self._reading: deque[PendingCommand] = deque()
         self._is_scheduled = False
         self._busy_s, self._busy_at = 0.0, 0.0

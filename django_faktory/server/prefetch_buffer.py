@@ -1,6 +1,6 @@
 """Prefetch buffer: jobs claimed in advance answer the next FETCHes without a query (ADR 0022).
 
-`PrefetchBuffer` keeps them per queue for at most `HOLD_S`, and only while at least `MIN_CLIENTS` clients fetch. The
+`PrefetchBuffer` keeps them per queue for at most `hold_s`, and only while at least `MIN_CLIENTS` clients fetch. The
 database stores prefetched jobs as `working` with a negative claim number and a lease of 60 s, so a killed server loses
 none of them. Only plain jobs of priority 0 are prefetched; order within a queue is kept.
 """
@@ -14,21 +14,13 @@ from collections.abc import Callable, Collection, Iterable, Sequence
 import msgspec
 
 from ..core.payloads import FetchRequest, Lease, Reservation
-
-HOLD_S = 0.05
-"""Seconds a job stays in the buffer before it is released to its old place in the queue."""
+from .tuning import DEFAULT, Tuning
 
 MIN_CLIENTS = 4
-"""Clients that must have fetched within `HOLD_S` for a prefetch; fewer are always answered from the database."""
+"""Clients that must have fetched within `hold_s` for a prefetch; fewer are always answered from the database."""
 
 MAX_REMEMBERED = 64
 """Number of recent FETCHes, trusted workers and unproductive queues that are remembered."""
-
-LOW_WATERMARK = 1
-"""Refill when the buffer for a queue drops to this size."""
-
-TRUST_S = 0.1
-"""Seconds a worker may take jobs from the buffer after the database reported that it is neither quiet nor ending."""
 
 PRIORITY_PAUSE_S = 60.0
 """Seconds without prefetch for a queue after a job with a priority was pushed to it."""
@@ -43,7 +35,8 @@ MAX_UNPRODUCTIVE = 4
 class FetchRate:
     """Estimate the FETCH rate of each queue from the last `MAX_REMEMBERED` FETCHes."""
 
-    def __init__(self) -> None:
+    def __init__(self, hold_s: float) -> None:
+        self._hold_s = hold_s
         self._seen: deque[tuple[float, str, int, str]] = deque(maxlen=MAX_REMEMBERED)
 
     def record_fetch(self, now: float, queue: str, client: int, wid: str) -> None:
@@ -51,21 +44,21 @@ class FetchRate:
         self._seen.append((now, queue, client, wid))
 
     def expected_fetches(self, now: float, queue: str) -> int:
-        """Return how many FETCHes of this queue to expect within half of `HOLD_S`.
+        """Return how many FETCHes of this queue to expect within half of `hold_s`.
 
-        0 when fewer than `MIN_CLIENTS` clients fetched within `HOLD_S`.
+        0 when fewer than `MIN_CLIENTS` clients fetched within `hold_s`.
         """
         clients, count, first = set(), 0, now
         for at, fetched_queue, client, _ in reversed(self._seen):
-            if now - at > HOLD_S:
+            if now - at > self._hold_s:
                 break
             clients.add(client)
             count += fetched_queue == queue
             first = at
         if len(clients) < MIN_CLIENTS:
             return 0
-        # Half of HOLD_S: the other half is margin, so that few jobs are released without having been fetched.
-        return round(count * HOLD_S / 2 / max(now - first, 0.001))
+        # Half of the hold time: the other half is margin, so that few jobs are released without having been fetched.
+        return round(count * self._hold_s / 2 / max(now - first, 0.001))
 
     def wids(self) -> set[str]:
         """Return the wids of the remembered FETCHes; "" is for clients without a wid."""
@@ -86,16 +79,18 @@ class PrefetchBuffer:
         assign_prefetched: Callable[[Reservation, str], Reservation],
         release: Callable[[Sequence[Reservation]], None],
         loop: asyncio.AbstractEventLoop,
+        tuning: Tuning = DEFAULT,
     ) -> None:
         self._limit, self._assign_prefetched, self._release, self._loop = limit, assign_prefetched, release, loop
-        self._fetch_rate = FetchRate()
+        self._hold_s, self._trust_s, self._low_watermark = tuning.hold_s, tuning.trust_s, tuning.low_watermark
+        self._fetch_rate = FetchRate(tuning.hold_s)
         self._jobs: dict[str, deque[tuple[float, Reservation]]] = {}
         self._prefetching: dict[str, int] = {}
         """First queue of each running prefetch, with the epoch at its start (see `clear`)."""
         self._claiming: dict[str, int] = {}
         """Number of running claims that name each queue."""
         self._low: set[str] = set()
-        """Queues to refill (see `LOW_WATERMARK`)."""
+        """Queues to refill (see `Tuning.low_watermark`)."""
         self._returning: dict[str, int] = {}
         """Number of running releases that contain jobs of each queue."""
         self._paused_until: dict[str, float] = {}
@@ -136,7 +131,7 @@ class PrefetchBuffer:
         if not jobs or not self._has_job_for(now, queue, wid):
             return None
         _, job = jobs.popleft()
-        if len(jobs) <= LOW_WATERMARK:
+        if len(jobs) <= self._low_watermark:
             self._low.add(queue)
         if not jobs:
             del self._jobs[queue]
@@ -147,7 +142,7 @@ class PrefetchBuffer:
         # The trust is checked per worker: a quiet worker must get no job, and only the database has its state.
         if not jobs or now > self._trusted_until.get(wid, 0.0):
             return False
-        return now - jobs[0][0] <= HOLD_S  # `_release_old` may be late on a busy event loop
+        return now - jobs[0][0] <= self._hold_s  # `_release_old` may be late on a busy event loop
 
     def distrust(self, wid: str) -> None:
         """Stop delivering buffered jobs to this worker, which is quiet, ending or unknown."""
@@ -232,7 +227,7 @@ class PrefetchBuffer:
         for job in prefetched:
             self._jobs.setdefault(job.queue, deque()).append((now, job))
         if self._timer is None:
-            self._timer = self._loop.call_later(HOLD_S, self._release_old)
+            self._timer = self._loop.call_later(self._hold_s, self._release_old)
 
     def _count_unproductive(self, job: Reservation) -> None:
         """Count consecutive jobs that cannot be prefetched.
@@ -267,7 +262,7 @@ class PrefetchBuffer:
     def _trust(self, now: float, wids: Iterable[str]) -> None:
         if len(self._trusted_until) >= MAX_REMEMBERED:
             self._trusted_until.clear()  # bounded memory; active workers are trusted again with the next prefetch
-        self._trusted_until.update(dict.fromkeys(wids, now + TRUST_S))
+        self._trusted_until.update(dict.fromkeys(wids, now + self._trust_s))
 
     # --- release ---
 
@@ -305,7 +300,7 @@ class PrefetchBuffer:
     def _release_old(self) -> None:
         self._timer = None
         old: list[Reservation] = []
-        before = self._loop.time() - HOLD_S
+        before = self._loop.time() - self._hold_s
         for queue, jobs in list(self._jobs.items()):
             while jobs and jobs[0][0] <= before:
                 old.append(jobs.popleft()[1])

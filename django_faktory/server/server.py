@@ -42,6 +42,7 @@ from .long_commands import CommandScheduler
 from .may_block import MayBlock, Work, execute_each, execute_set, execute_waiting, weight_of
 from .prefetch_buffer import PrefetchBuffer
 from .tls_transport import ConnectionFactory
+from .tuning import DEFAULT, Tuning
 from .uncertain_batches import UncertainBatches
 from .waiting_fetches import FetchQueue
 
@@ -49,12 +50,6 @@ logger = get_logger(__name__)
 
 LINGER_S = 0.25
 """Seconds in which a stopping server still answers new commands with an error that it stops (W28)."""
-
-LAST_REPLIES_S = 3.0
-"""Seconds that a stopping server then waits for clients to read their last replies."""
-
-RELEASE_AGAIN_S = 1.0
-"""Seconds between attempts to release jobs while the database is unavailable."""
 
 LISTEN_S = 60.0
 """Longest wait for one notification; closing the listener ends it early."""
@@ -64,12 +59,6 @@ READ_WEIGHT = MAX_SET_WEIGHT // 5
 
 UNPAUSED_BULK = 1000
 """Weight of a set of the bulk queue up to which it does not pause: SQLite stores 1,000 jobs in about 40 ms."""
-
-BULK_PAUSE = 4.0
-"""Pause of the bulk queue as a multiple of the time that the set took."""
-
-MAX_BULK_PAUSE_S = 2.0
-"""Maximum pause of the bulk queue. On a slow disk a set takes long too, and longer pauses would help no client."""
 
 MAX_PUSH_IN_EXCHANGE = 50
 """Weight above which a PUSH or PUSHB uses the bulk queue instead, so that it does not delay single commands."""
@@ -105,8 +94,9 @@ class Server:
         tls: ssl.SSLContext | None = None,
         listen: Callable[[], NotificationSource] | None = None,
         shares_port: bool = False,
+        tuning: Tuning = DEFAULT,
     ) -> None:
-        self.broker = broker
+        self.broker, self.tuning = broker, tuning
         self.password = password
         self.login_throttle = LoginThrottle(limit=conf.get("PASSWORD_TRIES") if password else 0)
         self.max_command_bytes: int = conf.get("MAX_COMMAND_BYTES")
@@ -295,7 +285,10 @@ class Server:
         self.rest_queue = Intake(self.loop, pause_s=REST_S)
         self.intake = Intake(self.loop, is_full=lambda: self.command_scheduler.waiting_bytes > max_waiting_bytes)
         self.command_scheduler = CommandScheduler(
-            self.loop, commands=lambda: self.command_count, later=self.intake.free
+            self.loop,
+            commands=lambda: self.command_count,
+            later=self.intake.free,
+            budget_bytes=self.tuning.long_lines_bytes,
         )
         common: dict[str, Any] = {"reset": self.broker.close, "loop": self.loop}
         run_exchange = partial(execute_exchange, self.broker)
@@ -347,15 +340,16 @@ class Server:
         if self._is_stopping or sum(map(weight_of, commands)) <= UNPAUSED_BULK or not self.broker.has_single_writer:
             return 0.0
         are_others_idle = all(queue.is_idle for queue in self._commit_queues if queue is not self._bulk_queue)
-        return 0.0 if are_others_idle else min(BULK_PAUSE * ran_s, MAX_BULK_PAUSE_S)
+        return 0.0 if are_others_idle else min(self.tuning.bulk_pause * ran_s, self.tuning.max_bulk_pause_s)
 
     def _open_fetch_queue(self) -> None:
-        self.deliveries = DeliveryTracker(confirm=self._confirm, loop=self.loop)
+        self.deliveries = DeliveryTracker(confirm=self._confirm, loop=self.loop, tuning=self.tuning)
         self.prefetch_buffer = PrefetchBuffer(
             limit=conf.get("PREFETCH") if self.broker.supports_prefetch else 0,
             assign_prefetched=self._assign_prefetched,
             release=lambda jobs: self.release(jobs, self.fetch_queue.mark_returned),
             loop=self.loop,
+            tuning=self.tuning,
         )
         self.fetch_queue = FetchQueue(
             self.exchanges,
@@ -365,6 +359,7 @@ class Server:
             poll_s=conf.get("POLL_INTERVAL"),
             loop=self.loop,
             supports_lock_handoff=self.broker.supports_lock_handoff,
+            wait_s=self.tuning.fetch_wait_s,
         )
         self.exchanges.before_set = self.fetch_queue.submit_refills
 
@@ -407,13 +402,13 @@ class Server:
         await asyncio.sleep(0)
 
     async def _close_connections(self) -> None:
-        """Close all connections; abort a connection if its client has not read the replies within `LAST_REPLIES_S`."""
+        """Close all connections; abort a connection if its client has not read the replies within `last_replies_s`."""
         for connection in list(self._connections):
             connection.close()
         self._all_closed.clear()
         if self._connections:
             with contextlib.suppress(TimeoutError):
-                await asyncio.wait_for(self._all_closed.wait(), LAST_REPLIES_S)
+                await asyncio.wait_for(self._all_closed.wait(), self.tuning.last_replies_s)
         for connection in list(self._connections):
             connection.abort()
         await asyncio.sleep(0)
@@ -462,7 +457,7 @@ class Server:
 
         def answer(result: int | FaktoryError) -> None:
             if isinstance(result, BrokerUnavailable) and not self._is_stopping:
-                self.loop.call_later(RELEASE_AGAIN_S, self.release, jobs, on_result)
+                self.loop.call_later(self.tuning.release_again_s, self.release, jobs, on_result)
                 return
             queues = {job.queue for job in jobs}
             on_result(queues)

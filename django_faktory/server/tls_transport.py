@@ -18,9 +18,6 @@ from .context import ServerContext
 
 logger = get_logger(__name__)
 
-SPARE_PLACES = 100
-"""Handshakes beyond MAX_CONNECTIONS, so that rejected clients can read the error (W8) over TLS."""
-
 _RECORD_BYTES = 64 * 1024
 _MORE_IS_NEEDED = (ssl.SSLWantReadError, ssl.SSLWantWriteError)
 
@@ -31,7 +28,7 @@ class ConnectionFactory:
     def __init__(self, server: ServerContext, tls: ssl.SSLContext | None, *, limit: int) -> None:
         self.server = server
         self._tls = tls
-        self._limit = limit + SPARE_PLACES
+        self._limit = limit + server.tuning.spare_handshakes
         self._handshakes: set[TlsTransport] = set()
 
     def __call__(self) -> asyncio.BaseProtocol:

@@ -20,9 +20,7 @@ from .exchange_set import Item
 from .fetch_index import FEW_NAMES, FetchIndex, WaitingFetch
 from .group_commit import CommitQueue
 from .prefetch_buffer import PrefetchBuffer
-
-WAIT_S = 2.0
-"""Seconds after which a FETCH without a job is answered with null (W13)."""
+from .tuning import DEFAULT
 
 MAX_DELAY_S = 1.0
 """A FETCH waits 1 to 1.5 times this for jobs that move to or from the prefetch buffer, then claims other jobs."""
@@ -51,7 +49,8 @@ class _Claim:
 class FetchQueue:
     """All waiting FETCHes of the node, in order of arrival. Used on the event loop only.
 
-    At most `width` claims run at a time. `release` returns jobs to the database.
+    At most `width` claims run at a time. `release` returns jobs to the database. A FETCH without a job is answered with
+    null after `wait_s` seconds (W13).
     """
 
     def __init__(
@@ -64,9 +63,10 @@ class FetchQueue:
         poll_s: float,
         loop: asyncio.AbstractEventLoop,
         supports_lock_handoff: bool = False,
+        wait_s: float = DEFAULT.fetch_wait_s,
     ) -> None:
         self._commit_queue, self._prefetch_buffer = commit_queue, prefetch_buffer
-        self._loop, self._release, self._poll_s = loop, release, poll_s
+        self._loop, self._release, self._poll_s, self._wait_s = loop, release, poll_s, wait_s
         self._has_lock_handoff = supports_lock_handoff
         self._waiting = FetchIndex()
         self._claims_free = width
@@ -84,7 +84,7 @@ class FetchQueue:
         self._queues_of_lock_holders: dict[str, str] = {}  # jid of each delivered job with a lock -> its queue
 
     def add(self, waiting_fetch: WaitingFetch) -> None:
-        """Try this FETCH now; if it gets no job, it waits for up to two seconds."""
+        """Try this FETCH now; if it gets no job, it waits for up to `wait_s` seconds."""
         if self._waiting.add(waiting_fetch):
             self._claim()
         else:
@@ -279,10 +279,10 @@ class FetchQueue:
     def _keep_waiting(self, waiting_fetch: WaitingFetch) -> None:
         if not waiting_fetch.is_kept:
             waiting_fetch.is_kept = True
-            self._kept[waiting_fetch] = self._loop.time() + WAIT_S
+            self._kept[waiting_fetch] = self._loop.time() + self._wait_s
             # One timer for all: most FETCHes get a job long before, and a timer for each would cost more than all else.
             if self._deadline_timer is None:
-                self._deadline_timer = self._loop.call_later(WAIT_S, self._expire_due)
+                self._deadline_timer = self._loop.call_later(self._wait_s, self._expire_due)
         if self._poll is None:
             self._poll = self._loop.call_later(self._poll_s, self._poll_queues)
 

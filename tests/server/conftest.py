@@ -7,6 +7,7 @@ import pytest
 from django_faktory.brokers import tls
 from django_faktory.brokers.orm import OrmBroker
 from django_faktory.server.server import Server
+from django_faktory.server.tuning import Tuning
 from tests.server.raw import CERTIFICATE, RawClient
 
 
@@ -20,14 +21,19 @@ def transport(request, monkeypatch):
 
 
 @pytest.fixture
-def serve(transactional_db):
-    """Return a function that starts a server; all servers are stopped and joined at the end of the test."""
+def serve(transactional_db, request):
+    """Return a function that starts a server; all servers are stopped and joined at the end of the test.
+
+    Their times and sizes are the keyword arguments of the test's `tuning` marks.
+    """
     running = []
+    marks = reversed(list(request.node.iter_markers("tuning")))  # the innermost mark last: it decides
+    tuning = Tuning(**{name: value for mark in marks for name, value in mark.kwargs.items()})
 
     def start(broker=None, **options):
         if RawClient.context:
             options.setdefault("tls", tls.server_context(str(CERTIFICATE)))
-        server = Server(broker or OrmBroker("default"), port=0, **options)
+        server = Server(broker or OrmBroker("default"), port=0, tuning=tuning, **options)
         thread = threading.Thread(target=server.run, name="server")
         thread.start()
         assert server.started.wait(60)

@@ -155,6 +155,7 @@ class OneWriterBroker(HeldBroker):
             self.may_run[verb].wait(60)
 
 
+@pytest.mark.tuning(bulk_pause=1e9, max_bulk_pause_s=300.0)  # longer than a client of this test waits for its reply
 class TestLargePushesOnADatabaseWithOneWriter:
     """The bulk queue pauses after a large set, so that the writes of other clients come between two of them."""
 
@@ -165,10 +166,7 @@ class TestLargePushesOnADatabaseWithOneWriter:
         return OneWriterBroker()
 
     @pytest.fixture
-    def server(self, serve, broker, monkeypatch):
-        # Longer than a client of this test waits for its reply.
-        monkeypatch.setattr("django_faktory.server.server.MAX_BULK_PAUSE_S", 300.0)
-        monkeypatch.setattr("django_faktory.server.server.BULK_PAUSE", 1e9)
+    def server(self, serve, broker):
         return serve(broker)
 
     @pytest.fixture
@@ -198,10 +196,8 @@ class TestLargePushesOnADatabaseWithOneWriter:
         if with_pause:
             assert clients[-1].reply() == b"+OK"
 
-    def test_the_next_large_push_waits_while_other_commands_are_in_progress(
-        self, server, broker, clients, two_pushes, monkeypatch
-    ):
-        monkeypatch.setattr("django_faktory.server.server.MAX_BULK_PAUSE_S", 0.5)
+    @pytest.mark.tuning(max_bulk_pause_s=0.5)
+    def test_the_next_large_push_waits_while_other_commands_are_in_progress(self, server, broker, clients, two_pushes):
         first, second = two_pushes(self.LARGE)
         released_at = time.monotonic()
         self.end_first(server, broker, clients, first, with_pause=True)

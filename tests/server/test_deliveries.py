@@ -11,7 +11,6 @@ from django.test import override_settings
 
 from django_faktory.brokers.orm import OrmBroker
 from django_faktory.models import Job, JobLock
-from django_faktory.server import deliveries
 from tests.server.raw import RawClient, push, worker
 from tests.waiting import wait_until
 
@@ -30,14 +29,8 @@ class Confirming(OrmBroker):
         return super().confirm(handed)
 
 
-@pytest.fixture
-def soon(monkeypatch):
-    monkeypatch.setattr(deliveries, "CONFIRM_CLAIMED_S", 0.3)
-
-
-@pytest.fixture
-def late(monkeypatch):
-    monkeypatch.setattr(deliveries, "CONFIRM_CLAIMED_S", 600.0)
+soon = pytest.mark.tuning(confirm_claimed_s=0.3)
+late = pytest.mark.tuning(confirm_claimed_s=600.0)
 
 
 def fetched(client):
@@ -53,8 +46,9 @@ def lasts(row, seconds):
     return abs(row.reserved_until - row.started_at - timedelta(seconds=seconds)) < timedelta(milliseconds=2)
 
 
+@soon
 @pytest.mark.parametrize("hello", [worker(), {}], ids=["a worker", "a client without wid"])
-def test_a_long_job_is_confirmed_and_gets_its_full_reservation(soon, connect, hello):
+def test_a_long_job_is_confirmed_and_gets_its_full_reservation(connect, hello):
     client = connect(**hello)
     client.ask(push(jid="runs-long", reserve_for=600))
     assert fetched(client) == "runs-long"
@@ -80,7 +74,8 @@ def test_short_jobs_are_acknowledged_without_a_confirmation(serve):
     assert broker.confirmed == []
 
 
-def test_many_deliveries_are_confirmed_in_few_calls(soon, serve):
+@soon
+def test_many_deliveries_are_confirmed_in_few_calls(serve):
     broker = Confirming("default")
     client = RawClient.identified(serve(broker).address, **worker())
     try:
@@ -93,7 +88,8 @@ def test_many_deliveries_are_confirmed_in_few_calls(soon, serve):
     assert len(broker.confirmed) < 10
 
 
-def test_a_stopping_server_confirms_its_deliveries(late, serve):
+@late
+def test_a_stopping_server_confirms_its_deliveries(serve):
     server = serve()
     client = RawClient.identified(server.address, **worker())
     try:
@@ -105,7 +101,8 @@ def test_a_stopping_server_confirms_its_deliveries(late, serve):
         client.close()
 
 
-def test_the_row_decides_which_worker_may_acknowledge_a_job(late, connect, server):
+@late
+def test_the_row_decides_which_worker_may_acknowledge_a_job(connect, server):
     """The row decides, because the delivering node may not know that another node has given the job
     to another worker.
     """
@@ -117,8 +114,9 @@ def test_the_row_decides_which_worker_may_acknowledge_a_job(late, connect, serve
     assert not Job.objects.exists()
 
 
+@soon
 @pytest.mark.parametrize("keeps", [False, True])
-def test_a_beat_extends_reservations_only_if_beat_keeps_jobs_is_set(soon, connect, keeps):
+def test_a_beat_extends_reservations_only_if_beat_keeps_jobs_is_set(connect, keeps):
     client = connect(**worker())
     client.ask(push(jid="runs-long", reserve_for=600))
     fetched(client)

@@ -10,7 +10,7 @@ import pytest
 
 from django_faktory.brokers.orm import OrmBroker
 from django_faktory.core.payloads import FetchRequest
-from django_faktory.server import fetch_index, waiting_fetches
+from django_faktory.server import fetch_index
 from django_faktory.server.fetch_index import FetchIndex, WaitingFetch
 from django_faktory.server.prefetch_buffer import PrefetchBuffer
 from django_faktory.server.waiting_fetches import FetchQueue
@@ -136,14 +136,13 @@ def test_a_push_to_one_queue_of_a_large_fetch_does_not_count_as_a_claim_of_many_
     asyncio.run(run())
 
 
-def test_each_fetch_waits_its_own_time_and_is_answered_once(monkeypatch):
+def test_each_fetch_waits_its_own_time_and_is_answered_once():
     """W13. The answer to one may bring the next FETCH of its client, while others that are due wait for theirs."""
-    monkeypatch.setattr(waiting_fetches, "WAIT_S", 0.2)
 
     async def run():
         spy, loop, answered, is_over = CommitQueueSpy(), asyncio.get_running_loop(), [], asyncio.Event()
         prefetch_buffer = PrefetchBuffer(limit=0, assign_prefetched=None, release=None, loop=loop)
-        fetch_queue = FetchQueue(spy, prefetch_buffer, width=2, release=None, poll_s=60.0, loop=loop)
+        fetch_queue = FetchQueue(spy, prefetch_buffer, width=2, release=None, poll_s=60.0, loop=loop, wait_s=0.2)
 
         def fetch(name, *following):
             since = loop.time()
@@ -245,8 +244,8 @@ def test_fetches_with_many_queue_names_do_not_delay_other_clients(recording):
             assert sum(map(len, turn)) <= 4 * (len(MANY) + 1), "two claims, each with a large FETCH and an older one"
 
 
-def test_a_push_to_one_queue_of_a_large_fetch_is_delivered(recording, monkeypatch):
-    monkeypatch.setattr(waiting_fetches, "WAIT_S", 600.0)
+@pytest.mark.tuning(fetch_wait_s=600.0)
+def test_a_push_to_one_queue_of_a_large_fetch_is_delivered(recording):
     clients = [RawClient.identified(recording.address, **worker(f"w{number}")) for number in range(3)]
     first, second, good = clients
     for count, client in enumerate([first, second], 1):

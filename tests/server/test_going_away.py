@@ -10,7 +10,6 @@ import pytest
 from django_faktory.brokers.orm import OrmBroker
 from django_faktory.errors import BrokerUnavailable
 from django_faktory.models import Job
-from django_faktory.server import connection
 from tests.server.raw import RawClient, over_both, push, worker
 from tests.waiting import wait_until
 
@@ -77,9 +76,9 @@ def test_a_job_claimed_for_a_disconnected_client_is_delivered_to_another(slow, b
         one.close()
 
 
+@pytest.mark.tuning(release_again_s=0.01)
 @pytest.mark.parametrize("times", [1, 2])
-def test_a_release_is_retried_after_a_database_outage(slow, broker, times, monkeypatch):
-    monkeypatch.setattr("django_faktory.server.server.RELEASE_AGAIN_S", 0.01)
+def test_a_release_is_retried_after_a_database_outage(slow, broker, times):
     broker.release_errors = [BrokerUnavailable("no route to host")] * times
     leaver, producer = (RawClient.identified(slow.address, **worker(wid)) for wid in ("gone", "p"))
     producer.ask(push(jid="abcdefgh"))
@@ -152,12 +151,13 @@ def fetch_without_reading(server, wid="deaf"):
 
 
 @over_both
-@pytest.mark.parametrize("limit", [10**9, 10_000])
-def test_a_job_is_released_if_only_part_of_its_reply_was_sent(connect, server, monkeypatch, limit):
+@pytest.mark.tuning(slow_reader_s=0.2)
+@pytest.mark.parametrize(
+    "limit", [pytest.param(limit, marks=pytest.mark.tuning(write_buffer_bytes=limit)) for limit in (10**9, 10_000)]
+)
+def test_a_job_is_released_if_only_part_of_its_reply_was_sent(connect, server, limit):
     """The job is released if the client resets the connection, and if the server closes it because it does not read."""
     connect().ask(push(jid="abcdefgh", args=["x" * 12_000_000]))
-    monkeypatch.setattr(connection, "WRITE_BUFFER_BYTES", limit)
-    monkeypatch.setattr(connection, "SLOW_READER_S", 0.2)
     deaf = fetch_without_reading(server)
     if limit == 10**9:
         reset(deaf)
@@ -179,9 +179,9 @@ def test_a_fully_sent_job_is_not_released_when_its_client_resets(connect, server
 
 
 @over_both
-def test_a_stopping_server_releases_a_job_that_its_client_did_not_read(serve, monkeypatch):
+@pytest.mark.tuning(last_replies_s=0.2)
+def test_a_stopping_server_releases_a_job_that_its_client_did_not_read(serve):
     """W28: a stopping server releases a job if the client did not read its reply."""
-    monkeypatch.setattr("django_faktory.server.server.LAST_REPLIES_S", 0.2)
     server = serve()
     producer = RawClient.identified(server.address)
     producer.ask(push(jid="abcdefgh", args=["x" * 12_000_000]))

@@ -8,7 +8,6 @@ import time
 import pytest
 
 from django_faktory.errors import BrokerUnavailable, FaktoryError, JobNotFound
-from django_faktory.server import group_commit
 from django_faktory.server.group_commit import MAX_SET_WEIGHT, CommitQueue
 
 pytestmark = pytest.mark.core
@@ -219,13 +218,14 @@ class LoopConnection:
 
 def test_an_answer_that_the_event_loop_does_not_report_is_found(monkeypatch):
     """A commit queue that never receives its answer would block all clients of the server."""
-    monkeypatch.setattr(group_commit, "READ_ANYWAY_S", 0.02)
     connection, counter = LoopConnection(), Counter()
 
     async def run():
         answers = []
         loop = asyncio.get_running_loop()
-        commit_queue = CommitQueue("test", counter, lend=lambda: connection.begin, reset=counter.reset, loop=loop)
+        commit_queue = CommitQueue(
+            "test", counter, lend=lambda: connection.begin, reset=counter.reset, loop=loop, read_anyway_s=0.02
+        )
         commit_queue.submit(1, answers.append)
         await commit_queue.wait_idle()
         monkeypatch.setattr(loop, "add_reader", lambda *_: None)

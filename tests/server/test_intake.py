@@ -5,7 +5,7 @@ import asyncio
 import pytest
 
 from django_faktory.server.intake import CONNECTIONS_A_STEP, REST_S, Intake
-from django_faktory.server.long_commands import ROOM_BYTES, CommandScheduler
+from django_faktory.server.long_commands import CommandScheduler
 from tests.server.raw import push
 from tests.waiting import wait_until
 
@@ -81,13 +81,13 @@ def test_waiting_lines_are_counted_until_they_run_or_their_client_disconnects():
     def steps():
         yield
 
-    one = CommandScheduler(Loop(), commands=lambda: 0, later=freed.append)
-    places = [one.take(steps(), ROOM_BYTES, lambda _: None) for _ in range(4)]
-    assert one.waiting_bytes == 3 * ROOM_BYTES
+    one = CommandScheduler(Loop(), commands=lambda: 0, later=freed.append, budget_bytes=5000)
+    places = [one.take(steps(), 5000, lambda _: None) for _ in range(4)]
+    assert one.waiting_bytes == 15_000
     places[0].leave()
-    assert one.waiting_bytes == 2 * ROOM_BYTES
+    assert one.waiting_bytes == 10_000
     places[2].give_up()
-    assert one.waiting_bytes == ROOM_BYTES
+    assert one.waiting_bytes == 5000
     assert freed == [places[2].steps.close]
 
 

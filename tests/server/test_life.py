@@ -11,7 +11,6 @@ from django_faktory.brokers.base import Broker
 from django_faktory.brokers.orm import OrmBroker
 from django_faktory.errors import BrokerUnavailable, FaktoryError
 from django_faktory.models import Job
-from django_faktory.server import connection
 from django_faktory.server.server import Server
 from tests.factories import payload
 from tests.server.raw import RawClient, over_both, push, worker
@@ -238,10 +237,8 @@ def test_a_hint_wakes_a_waiting_fetch(serve):
 
 
 @pytest.fixture
-def unread(monkeypatch):
-    """Shrink the write buffers, and return a PUSHB line with a long reply, so that a few unread replies fill them."""
-    monkeypatch.setattr(connection, "WRITE_BUFFER_BYTES", 10_000)
-    monkeypatch.setattr(connection, "SLOW_READER_S", 0.5)
+def unread():
+    """Return a PUSHB line with a long reply: a few unread ones fill a small write buffer."""
     refused = [{"jid": f"{number:0250d}", "jobtype": "", "args": []} for number in range(4_000)]
     return f"PUSHB {json.dumps(refused)}"
 
@@ -259,6 +256,7 @@ def flood(client, line, times):
     return thread
 
 
+@pytest.mark.tuning(write_buffer_bytes=10_000, slow_reader_s=0.5)
 def test_a_client_that_never_reads_is_closed_without_affecting_others(serve, unread):
     server = serve()
     deaf, other = (RawClient.identified(server.address) for _ in range(2))
@@ -270,8 +268,8 @@ def test_a_client_that_never_reads_is_closed_without_affecting_others(serve, unr
         one.close()
 
 
-def test_a_client_that_reads_late_receives_all_replies(serve, unread, monkeypatch):
-    monkeypatch.setattr(connection, "SLOW_READER_S", 30)
+@pytest.mark.tuning(write_buffer_bytes=10_000)
+def test_a_client_that_reads_late_receives_all_replies(serve, unread):
     client = RawClient.identified(serve().address, timeout_s=60)
     thread = flood(client, unread, 6)
     assert [len(json.loads(client.reply())) for _ in range(6)] == [4_000] * 6

@@ -12,7 +12,6 @@ from django.test import override_settings
 from django_faktory.brokers.orm import OrmBroker
 from django_faktory.errors import BrokerUnavailable
 from django_faktory.models import Job
-from django_faktory.server import connection
 from tests.server.raw import RawClient, over_both, push, worker
 from tests.waiting import wait_until
 
@@ -32,9 +31,9 @@ def send_until_refused(client, data, most_bytes):
 
 
 @over_both
-def test_the_server_stops_reading_from_a_client_that_does_not_read_replies(connect, server, monkeypatch):
+@pytest.mark.tuning(write_buffer_bytes=50_000)
+def test_the_server_stops_reading_from_a_client_that_does_not_read_replies(connect, server):
     """W6, W7: error replies need no database, so only the full write buffer can stop the reading."""
-    monkeypatch.setattr(connection, "WRITE_BUFFER_BYTES", 50_000)
     deaf = connect()
     sent = send_until_refused(deaf, b"NOPE\r\n" * 10_000, 100_000_000)
     assert sent < 50_000_000
@@ -187,9 +186,9 @@ def test_the_command_timeout_does_not_run_while_a_fetch_waits(serve):
 
 
 @over_both
-def test_a_slow_reader_receives_a_large_job_completely(serve, monkeypatch):
-    """A job of several megabytes on a slow line takes longer than SLOW_READER_S, and must still arrive."""
-    monkeypatch.setattr(connection, "SLOW_READER_S", 0.5)
+@pytest.mark.tuning(slow_reader_s=0.5)
+def test_a_slow_reader_receives_a_large_job_completely(serve):
+    """A job of several megabytes on a slow line takes longer than `slow_reader_s`, and must still arrive."""
     server = serve()
     slow = RawClient.identified(server.address, **worker())
     assert slow.ask(push(jid="abcdefgh", args=["x" * 14_000_000])) == b"+OK"
@@ -200,14 +199,14 @@ def test_a_slow_reader_receives_a_large_job_completely(serve, monkeypatch):
         assert len(slow.stream.read(500_000)) == 500_000
         pace.wait(0.05)
     assert slow.stream.read(size % 500_000 + 2).endswith(b"}\r\n")
-    assert time.monotonic() - began > 2 * connection.SLOW_READER_S
+    assert time.monotonic() - began > 2 * server.tuning.slow_reader_s
     assert slow.ask("NOPE").endswith(b"NOPE")
     slow.close()
 
 
 @over_both
-def test_a_half_closed_connection_is_closed_even_if_its_client_stays(serve, monkeypatch):
-    monkeypatch.setattr(connection, "HALF_CLOSED_S", 0.05)
+@pytest.mark.tuning(half_closed_s=0.05)
+def test_a_half_closed_connection_is_closed_even_if_its_client_stays(serve):
     server = serve()
     client = RawClient(server.address)
     client.reply()
@@ -218,12 +217,11 @@ def test_a_half_closed_connection_is_closed_even_if_its_client_stays(serve, monk
 
 
 @over_both
-def test_a_client_that_does_not_read_the_last_reply_is_closed(serve, monkeypatch):
-    monkeypatch.setattr(connection, "SLOW_READER_S", 0.1)
+@pytest.mark.tuning(slow_reader_s=0.1, write_buffer_bytes=10**9)
+def test_a_client_that_does_not_read_the_last_reply_is_closed(serve):
     server = serve()
     client = RawClient.identified(server.address, **worker())
     assert client.ask(push(jid="abcdefgh", args=["x" * 12_000_000])) == b"+OK"
-    monkeypatch.setattr(connection, "WRITE_BUFFER_BYTES", 10**9)
     other = RawClient.identified(server.address, **worker("other"))
     other.send("FETCH default\r\nEND")
     wait_until(lambda: "other" not in server._by_wid)

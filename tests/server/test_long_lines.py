@@ -10,7 +10,7 @@ import pytest
 from django.test import override_settings
 
 from django_faktory.models import Job
-from django_faktory.server import connection, long_commands
+from django_faktory.server import long_commands
 from tests.server.raw import RawClient, push
 from tests.server.test_limits import Gated
 from tests.waiting import wait_until
@@ -120,9 +120,9 @@ def test_parsing_stops_when_the_client_of_a_long_line_disconnects(connect, serve
     assert other.ask("NOPE") == b"-ERR unknown command NOPE"
 
 
-def test_huge_lines_run_one_at_a_time_without_blocking_small_ones(serve, monkeypatch):
+@pytest.mark.tuning(long_lines_bytes=2_000_000)
+def test_huge_lines_run_one_at_a_time_without_blocking_small_ones(serve):
     """The parsed jobs take ten times the memory of their line."""
-    monkeypatch.setattr(long_commands, "ROOM_BYTES", 2_000_000)
     broker = Gated()
     server = serve(broker)
     clients = [RawClient.identified(server.address) for _ in range(3)]
@@ -192,8 +192,8 @@ def test_the_oldest_incomplete_lines_are_refused_when_the_memory_cap_is_exceeded
     wait_until(lambda: len(server.line_buffer_limit._held) < 17)
 
 
-def test_memory_of_a_refused_line_is_freed_before_its_client_disconnects(narrow, connect, server, monkeypatch):
-    monkeypatch.setattr(connection, "HALF_CLOSED_S", 60)
+@pytest.mark.tuning(half_closed_s=60)
+def test_memory_of_a_refused_line_is_freed_before_its_client_disconnects(narrow, connect, server):
     holders = [connect() for _ in range(30)]
     for client in holders:
         client.send(b"PUSH " + b"x" * 89_995, end="")

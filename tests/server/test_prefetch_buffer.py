@@ -10,32 +10,33 @@ import pytest
 from django.db import connection, transaction
 
 from django_faktory.brokers.orm import OrmBroker
-from django_faktory.core.payloads import FetchRequest, Reservation
+from django_faktory.core.payloads import Delivery, FetchRequest, Reservation
 from django_faktory.errors import BrokerUnavailable
 from django_faktory.models import Job, Limit, WorkerProcess
-from django_faktory.server import deliveries, prefetch_buffer, waiting_fetches
+from django_faktory.server import waiting_fetches
 from django_faktory.server.deliveries import DeliveryTracker
 from django_faktory.server.group_commit import CommitQueue
-from django_faktory.server.prefetch_buffer import FetchRate
+from django_faktory.server.prefetch_buffer import MAX_UNPRODUCTIVE, FetchRate
+from django_faktory.server.tuning import Tuning
 from tests.factories import payload
 from tests.server.raw import RawClient, push, worker
 from tests.waiting import wait_until
 
-pytestmark = pytest.mark.django_db(transaction=True)
+pytestmark = [
+    pytest.mark.django_db(transaction=True),
+    # On a busy machine jobs that are held for too long go back to their queue while later ones are delivered.
+    pytest.mark.tuning(hold_s=600.0, trust_s=600.0, confirm_s=600.0, low_watermark=-1),
+]
 
 AHEAD = 4
 
 
 @pytest.fixture
 def slow(monkeypatch):
-    """Prefetch four jobs for any client, and keep time limits from expiring."""
+    """Prefetch four jobs for any client."""
     if connection.vendor != "postgresql":
         pytest.skip("about PostgreSQL")
     monkeypatch.setattr(FetchRate, "expected_fetches", lambda *_: AHEAD)
-    monkeypatch.setattr(prefetch_buffer, "HOLD_S", 600.0)
-    monkeypatch.setattr(prefetch_buffer, "TRUST_S", 600.0)
-    monkeypatch.setattr(prefetch_buffer, "LOW_WATERMARK", -1)
-    monkeypatch.setattr(deliveries, "CONFIRM_S", 600.0)
 
 
 @pytest.fixture
@@ -75,24 +76,20 @@ def on_the_shelf():
 
 
 class TestCrowd:
-    @pytest.fixture(autouse=True)
-    def for_20_ms(self, monkeypatch):
-        monkeypatch.setattr(prefetch_buffer, "HOLD_S", 0.02)
-
     def test_four_clients_that_fetch_concurrently_trigger_prefetch(self):
-        fetch_rate = FetchRate()
+        fetch_rate = FetchRate(hold_s=0.02)
         for at in range(16):
             fetch_rate.record_fetch(1.0 + at / 1000, "default", at % 4, "w")
         assert fetch_rate.expected_fetches(1.016, "default") == 10
 
     def test_three_clients_trigger_no_prefetch_at_any_rate(self):
-        fetch_rate = FetchRate()
+        fetch_rate = FetchRate(hold_s=0.02)
         for at in range(60):
             fetch_rate.record_fetch(1.0 + at / 10_000, "default", at % 3, "w")
         assert fetch_rate.expected_fetches(1.006, "default") == 0
 
     def test_expected_fetches_follow_the_recent_rate_of_each_queue(self):
-        fetch_rate = FetchRate()
+        fetch_rate = FetchRate(hold_s=0.02)
         for at in range(16):
             fetch_rate.record_fetch(1.0 + at / 1000, "slow" if at % 8 == 0 else "quick", at % 4, "w")
         assert (
@@ -102,10 +99,10 @@ class TestCrowd:
         ) == (1, 9, 0)
 
     def test_clients_that_fetched_before_the_hold_time_do_not_count(self):
-        fetch_rate = FetchRate()
+        fetch_rate = FetchRate(hold_s=0.02)
         for client in range(4):
             fetch_rate.record_fetch(1.0, "default", client, "w")
-        assert fetch_rate.expected_fetches(1.0 + prefetch_buffer.HOLD_S * 1.01, "default") == 0
+        assert fetch_rate.expected_fetches(1.0202, "default") == 0
 
 
 class TestTaking:
@@ -128,11 +125,9 @@ class TestTaking:
             assert fetch(clients[turn % 3]) == str(turn)
             assert on_the_shelf() == ""
 
+    @pytest.mark.tuning(low_watermark=Tuning().low_watermark)
     def test_many_clients_get_each_job_once_and_nearly_in_order(self, slow, monkeypatch, connect):
         monkeypatch.undo()
-        # On a busy machine jobs that are held for too long go back to their queue while later ones are delivered.
-        for module, name in ((prefetch_buffer, "HOLD_S"), (prefetch_buffer, "TRUST_S"), (deliveries, "CONFIRM_S")):
-            monkeypatch.setattr(module, name, 600.0)
         from_shelf, add = [], DeliveryTracker.add
         monkeypatch.setattr(DeliveryTracker, "add", lambda self, one: from_shelf.append(one.jid) or add(self, one))
         store(*map(str, range(400)))
@@ -147,8 +142,8 @@ class TestTaking:
         places = [int(one.removeprefix("job-").rstrip(".")) for one in taken]
         assert all(abs(place - n) <= 8 for n, place in enumerate(places)), f"8 clients fetched at a time: {places}"
 
-    def test_a_low_buffer_is_refilled_with_the_next_ack(self, client, monkeypatch):
-        monkeypatch.setattr(prefetch_buffer, "LOW_WATERMARK", 2)
+    @pytest.mark.tuning(low_watermark=2)
+    def test_a_low_buffer_is_refilled_with_the_next_ack(self, client):
         store(*"abcdefgh")
         assert [fetch(client) for _ in range(3)] == ["a", "b", "c"]
         assert on_the_shelf() == "b c d e", "none of them is confirmed"
@@ -221,7 +216,7 @@ class TestOrder:
 
     def test_prefetch_pauses_after_many_consecutive_jobs_with_locks(self, client):
         """A prefetch that finds no eligible job delays concurrent FETCHes, so the server stops prefetching."""
-        locked = [f"locked{number}" for number in range(prefetch_buffer.MAX_UNPRODUCTIVE + 1)]
+        locked = [f"locked{number}" for number in range(MAX_UNPRODUCTIVE + 1)]
         for name in locked:
             store(name, custom={"lock": name})
         store("a", "b", "c")
@@ -233,10 +228,10 @@ class TestOrder:
         assert on_the_shelf() == "c"
 
     def test_prefetch_continues_if_only_some_jobs_have_locks(self, client):
-        for number in range(prefetch_buffer.MAX_UNPRODUCTIVE + 2):
+        for number in range(MAX_UNPRODUCTIVE + 2):
             store(f"locked{number}", custom={"lock": str(number)})
             store(f"plain{number}")
-        for number in range(prefetch_buffer.MAX_UNPRODUCTIVE + 2):
+        for number in range(MAX_UNPRODUCTIVE + 2):
             assert fetch(client) == f"locked{number}"
             assert on_the_shelf() == f"plain{number}"
             assert fetch(client) == f"plain{number}"
@@ -284,10 +279,10 @@ class TestOrder:
 
 
 class TestWaiting:
-    def test_a_fetch_waits_for_a_running_prefetch_for_a_limited_time(self, slow, settings, serve, monkeypatch):
+    @pytest.mark.tuning(low_watermark=2)
+    def test_a_fetch_waits_for_a_running_prefetch_for_a_limited_time(self, slow, settings, serve):
         """The prefetched jobs come with an ACK that waits for another transaction."""
         settings.FAKTORY = {"POLL_INTERVAL": 600}
-        monkeypatch.setattr(prefetch_buffer, "LOW_WATERMARK", 2)
         server = serve()
         client, other = (RawClient.identified(server.address, **worker()) for _ in range(2))
         with closing(client), closing(other):
@@ -306,8 +301,8 @@ class TestWaiting:
 
 
 class TestGoingBack:
-    def test_unused_prefetched_jobs_are_released_to_their_old_position(self, client, monkeypatch):
-        monkeypatch.setattr(prefetch_buffer, "HOLD_S", 0.01)
+    @pytest.mark.tuning(hold_s=0.01)
+    def test_unused_prefetched_jobs_are_released_to_their_old_position(self, client):
         store("a", "b", "c")
         places = {name: job(name).enqueued_at for name in "bc"}
         assert fetch(client) == "a"
@@ -364,8 +359,8 @@ class TestHandedOut:
         assert ack(other, "b") == b"+OK"
         assert not Job.objects.filter(jid=jid("b")).exists()
 
-    def test_a_delivered_job_that_keeps_running_is_confirmed(self, client, monkeypatch):
-        monkeypatch.setattr(deliveries, "CONFIRM_S", 0.01)
+    @pytest.mark.tuning(confirm_s=0.01)
+    def test_a_delivered_job_that_keeps_running_is_confirmed(self, client):
         store("a", "b", reserve_for=600)
         assert [fetch(client), fetch(client)] == ["a", "b"]
         wait_until(lambda: job("b").claim > 0)
@@ -378,7 +373,7 @@ class TestHandedOut:
         assert [fetch(client), fetch(client)] == ["a", "b"]
         _, handed = server.deliveries._unconfirmed[jid("b")]
         assert ack(client, "b") == b"+OK"
-        OrmBroker("default").confirm([deliveries.Delivery(handed, 0.0)])
+        OrmBroker("default").confirm([Delivery(handed, 0.0)])
         assert not Job.objects.filter(jid=jid("b")).exists()
         assert jid("b") not in server.deliveries._unconfirmed
 

@@ -163,16 +163,16 @@ def test_a_client_without_hello_after_the_handshake_is_closed_after_the_deadline
         stream.close()
 
 
-def test_unfinished_handshakes_are_limited_and_use_no_connection_slot(serve, dial, context, monkeypatch):
+@pytest.mark.tuning(spare_handshakes=3)
+def test_unfinished_handshakes_are_limited_and_use_no_connection_slot(serve, dial, context):
     """W8: unfinished handshakes have a limit of their own, beyond MAX_CONNECTIONS."""
-    monkeypatch.setattr("django_faktory.server.tls_transport.SPARE_PLACES", 3)
     with override_settings(FAKTORY={"MAX_CONNECTIONS": 2}):
         server = serve(tls=tls.server_context(str(CERTIFICATE)))
     silent = [dial(server) for _ in range(4)]  # more than MAX_CONNECTIONS
     wait_until(lambda: len(server._connection_factory._handshakes) == 4)
     assert still_serves(server, context)
     silent.append(dial(server))
-    wait_until(lambda: len(server._connection_factory._handshakes) == 5)  # MAX_CONNECTIONS + SPARE_PLACES
+    wait_until(lambda: len(server._connection_factory._handshakes) == 5)  # MAX_CONNECTIONS + spare_handshakes
     assert dial(server).recv(100) == b""
     assert len(server._connection_factory._handshakes) == 5
 

@@ -10,7 +10,6 @@ from django_faktory.brokers.orm import OrmBroker
 from django_faktory.core.locket import Locket, locket
 from django_faktory.core.payloads import Ack, Beat, FetchRequest, failure
 from django_faktory.models import Job, JobLock
-from django_faktory.server import waiting_fetches
 from django_faktory.store import workers
 from django_faktory.store.locks import locks
 from django_faktory.store.maintenance import due
@@ -88,12 +87,12 @@ def test_a_lock_key_may_be_computed_from_the_task_arguments():
 
 
 @pytest.fixture
-def never_polls(settings, monkeypatch):
-    """Start no server that looks for jobs without a reason, or that ends a FETCH soon."""
+def never_polls(settings):
+    """Start no server that looks for jobs without a reason."""
     settings.FAKTORY = {**settings.FAKTORY, "POLL_INTERVAL": 600.0}
-    monkeypatch.setattr(waiting_fetches, "WAIT_S", 600.0)
 
 
+@pytest.mark.tuning(fetch_wait_s=600.0)
 def test_an_ack_wakes_a_fetch_waiting_for_the_same_key(never_polls, server, connect, monkeypatch):  # noqa: F811
     """Cases L04 and L28."""
     monkeypatch.setattr(locks, "on_ready", [lambda _, queues: server.wake(queues)])  # as runfaktory does
