@@ -475,8 +475,8 @@ PLANTS = (
     Plant(
         "a claim on the event loop whose connection was lost is forgotten",
         f"{STORE}/jobs/async_exchange.py",
-        "        self._schedule_checks()\n\n        def raise_lost()",
-        "        def raise_lost()",
+        "        sent.schedule_checks()  # the exchange may or may not be committed\n",
+        "",
         (
             "tests/server/test_async_exchange.py",
             "-k",
@@ -589,7 +589,7 @@ PLANTS = (
     ),
     Plant(
         "jobs that differ in a number are stored as if they were alike",
-        f"{DIALECTS}/postgresql/jobs.py",
+        f"{DIALECTS}/postgresql/push.py",
         "    return all(_numbers(job) == expected for job in jobs)\n",
         "    return bool(expected)\n",
         ("tests/store/jobs/test_pushes.py",),

@@ -14,6 +14,7 @@ from typing import Any, Protocol, TypeVar
 
 import msgspec
 
+from ..core.in_flight import InFlightExchange
 from ..core.mutation import Mutation
 from ..core.payloads import (
     Ack,
@@ -35,7 +36,6 @@ from ..core.payloads import (
 from ..errors import FaktoryError
 
 Result = TypeVar("Result")
-Result_co = TypeVar("Result_co", covariant=True)
 
 
 class Transaction:
@@ -50,39 +50,6 @@ class Transaction:
     # `staticmethod`, because a plain function in the class body would be called with the instance.
     is_untouched: Callable[[], bool] = staticmethod(lambda: False)
     """Return whether nothing has been done in the transaction yet; False if unknown. Call it inside the transaction."""
-
-
-# A protocol: `store.jobs.async_exchange` implements it, and the store does not import brokers (ADR 0037).
-class InFlightExchange(Protocol[Result_co]):
-    """An exchange that was sent on a lent connection, see `Broker.lend`."""
-
-    @property
-    def fd(self) -> int:
-        """Return the file descriptor; it is readable when a part of the answer has arrived."""
-
-    @property
-    def is_sent(self) -> bool:
-        """Return whether the whole exchange was sent.
-
-        If not, call `send` when `fd` is writable, then `read`.
-        """
-
-    def send(self) -> None:
-        """Send the next part; never blocks or raises."""
-
-    def read(self) -> Result_co | Callable[[], Result_co] | None:
-        """Return the result, or a callable that completes the exchange, or None until the answer is complete.
-
-        The callable must run in the thread that owns the connection: it may block, and raises the same errors as
-        `exchange`. `read` itself never raises.
-        """
-
-    @property
-    def is_last(self) -> bool:
-        """Return, after the read, whether more input followed the answer, such as the end of the connection.
-
-        If so, only the thread that owns the connection may use it next.
-        """
 
 
 class LoopConnection(Protocol):

@@ -15,6 +15,7 @@ from typing import Any
 from django.db import DatabaseError, Error, OperationalError, connections, transaction
 
 from ..core.histograms import Recorder
+from ..core.in_flight import InFlightExchange
 from ..core.locket import Locket
 from ..core.logs import get_logger
 from ..core.mutation import Mutation
@@ -57,7 +58,7 @@ from ..store.locks import locks
 from ..store.notifier.postgresql import ANY_QUEUE
 from ..store.statistics import counts
 from ..store.transactions import first_line, is_collision, limited_lock_wait
-from .base import Broker, InFlightExchange, LoopConnection, Result, Transaction
+from .base import Broker, LoopConnection, Result, Transaction
 from .instrumentation import MetricsHook
 from .transactions import atomic
 

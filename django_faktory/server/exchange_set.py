@@ -10,7 +10,8 @@ from collections.abc import Sequence
 from itertools import islice
 from typing import Any
 
-from ..brokers.base import Broker, InFlightExchange, LoopConnection
+from ..brokers.base import Broker, LoopConnection
+from ..core.in_flight import InFlightExchange
 from ..core.payloads import Ack, ExchangeReply, FetchRequest, JobPayload
 from .group_commit import MAX_SET_WEIGHT
 

@@ -17,7 +17,7 @@ from operator import itemgetter
 from queue import SimpleQueue
 from typing import Generic, NoReturn, TypeVar
 
-from ..brokers.base import InFlightExchange
+from ..core.in_flight import InFlightExchange
 from ..core.logs import get_logger
 from ..errors import BrokerUnavailable, FaktoryError, LockTimeout
 

@@ -262,6 +262,7 @@ class Server:
             )
         except OSError as error:
             raise FaktoryError(_cannot_listen(self.address, error)) from error
+        self._open_intake()
         self._open_commit_queues()
         self._open_fetch_queue()
         self._start_listener()
@@ -276,10 +277,7 @@ class Server:
         await self._shut_down()
         logger.info("server stopped commands=%d", self.command_count)
 
-    # One commit queue for each kind of verb: a slow or blocked command delays only commands of its own kind (ADR 0032).
-    # Heartbeats and confirmations share theirs with no other verb: a late BEAT costs a live worker its jobs, and a late
-    # confirmation runs a job twice. Waiting and long commands weigh MAX_SET_WEIGHT, so each is a set of its own.
-    def _open_commit_queues(self) -> None:
+    def _open_intake(self) -> None:
         self.handshake_queue = HandshakeQueue(self.loop)
         max_waiting_bytes = LONGEST_AT_ONCE * self.max_command_bytes
         self.rest_queue = Intake(self.loop, pause_s=REST_S)
@@ -290,6 +288,11 @@ class Server:
             later=self.intake.free,
             budget_bytes=self.tuning.long_lines_bytes,
         )
+
+    # One commit queue for each kind of verb: a slow or blocked command delays only commands of its own kind (ADR 0032).
+    # Heartbeats and confirmations share theirs with no other verb: a late BEAT costs a live worker its jobs, and a late
+    # confirmation runs a job twice. Waiting and long commands weigh MAX_SET_WEIGHT, so each is a set of its own.
+    def _open_commit_queues(self) -> None:
         common: dict[str, Any] = {"reset": self.broker.close, "loop": self.loop}
         run_exchange = partial(execute_exchange, self.broker)
         self.exchanges: CommitQueue[Item, Any] = CommitQueue(

@@ -11,17 +11,21 @@ from abc import ABC, abstractmethod
 from collections.abc import Callable, Collection, Sequence
 from contextlib import AbstractContextManager
 from datetime import date, datetime
-from typing import Any, NamedTuple, Protocol
+from typing import Any, NamedTuple, Protocol, TypeVar
 from weakref import WeakKeyDictionary
 
 import msgspec
+from django.db import Error
 from django.db.backends.base.base import BaseDatabaseWrapper
 from django.db.backends.utils import CursorWrapper
 
+from ...core.in_flight import InFlightExchange
 from ...core.payloads import Ack, Delivery, JobPayload, Reservation
 from .unblock import JOB as JOB  # noqa: PLC0414
 from .unblock import next_ready
 from .write_queue import NO_QUEUE
+
+Result = TypeVar("Result")
 
 QUEUE = "django_faktory_queue"
 WORKER = "django_faktory_workerprocess"
@@ -242,33 +246,20 @@ class InsertResult(NamedTuple):
     """The time of the statement."""
 
 
-class PendingReply(Protocol):
-    """The reply to an exchange that was sent without waiting. An event loop reads it as it arrives."""
-
-    is_sent: bool
-    """Whether all of it was sent; if not, call `send` when the socket is writable."""
-
-    @property
-    def fd(self) -> int:
-        """Return the connection's file descriptor: readable when results have arrived."""
-
-    def send(self) -> None:
-        """Send the next part without blocking."""
-
-    def read(self) -> tuple[AckResult, list[Reservation]] | None:
-        """Return the result of `exchange`, or None until all of it has arrived."""
-
-    is_last: bool
-    """After the read: whether more input followed the answer, such as the end of the connection."""
-
-
 class LoopSession(Protocol):
-    """An idle connection that sends exchanges without waiting. Invalid once its thread uses the connection again."""
+    """An idle connection that sends statements without waiting. Invalid once its thread uses the connection again."""
 
     def begin(
-        self, jobs: OrderedJobs, acks: Sequence[Ack], plan: ClaimPlan, now: datetime | None
-    ) -> PendingReply | None:
-        """Send `Dialect.exchange` as its own transaction; None, with nothing done, if this is impossible now."""
+        self,
+        calls: Sequence[Any],
+        on_rows: Callable[[Any], Result | Callable[[], Result]],
+        on_error: Callable[[Error], Callable[[], Result]],
+    ) -> InFlightExchange[Result] | None:
+        """Send statements of `Dialect.build_exchange` as a transaction; None, with nothing done, if impossible now.
+
+        The result of the exchange is what `on_rows` makes of the rows, or `on_error` of a failure. Raises Error, with
+        nothing sent, for a value that no statement can take.
+        """
 
 
 class Dialect(ABC):
@@ -414,6 +405,17 @@ class Dialect(ABC):
     def lend(self, connection: BaseDatabaseWrapper) -> LoopSession | None:  # noqa: ARG002
         """Return the idle connection as a session that an event loop can use (ADR 0021), or None."""
         return None
+
+    def build_exchange(
+        self,
+        connection: BaseDatabaseWrapper,
+        jobs: OrderedJobs,
+        acks: Sequence[Ack],
+        plan: ClaimPlan,
+        now: datetime | None,
+    ) -> tuple[list[Any], Callable[[Any], tuple[AckResult, list[Reservation]]]]:
+        """Return the statements of `exchange`, and the function that reads their rows; only for `LoopSession.begin`."""
+        raise NotImplementedError
 
     @abstractmethod
     def confirm(

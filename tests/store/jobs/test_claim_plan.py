@@ -7,10 +7,17 @@ from django.db import connection, transaction
 
 from django_faktory.models import Job
 from django_faktory.store.dialects.postgresql.failures import FAILING, SAVE
-from django_faktory.store.dialects.postgresql.jobs import CLAIM, END, LOCK_STORED, PUSH_ALIKE, PUSH_MANY
+from django_faktory.store.dialects.postgresql.jobs import CLAIM, END
 from django_faktory.store.dialects.postgresql.locks import END_LOCKED, NEXT, NEXT_OF_FREED, READY, TAKE
 from django_faktory.store.dialects.postgresql.prefetch import CONFIRM, EXTEND
-from django_faktory.store.dialects.postgresql.push import PUSH_LOCKED, PUSH_OPTIONED, PUSH_UNIQUE
+from django_faktory.store.dialects.postgresql.push import (
+    LOCK_STORED,
+    PUSH_ALIKE,
+    PUSH_LOCKED,
+    PUSH_MANY,
+    PUSH_OPTIONED,
+    PUSH_UNIQUE,
+)
 from tests.factories import T0, JobFactory
 
 pytestmark = [

@@ -9,7 +9,7 @@ import time
 from collections import Counter
 from collections.abc import Callable, Collection, Sequence
 from datetime import date, datetime
-from typing import Any, NamedTuple
+from typing import Any
 
 import msgspec
 from django.db import DataError
@@ -32,7 +32,6 @@ from ..base import (
     LockedRows,
     LoopSession,
     OrderedJobs,
-    PendingReply,
     Tally,
 )
 from ..idle_sessions import is_readable
@@ -47,7 +46,6 @@ from .jobs import (
     claim_calls,
     end_call,
     end_last_call,
-    lock_stored_call,
 )
 from .limits import ACQUIRE_PERMITS, ACQUIRE_PERMITS_ALONE, END_WITH_PERMITS
 from .lock_handoff import LockHandoff
@@ -55,7 +53,7 @@ from .locks import END_LOCKED, HAND_OFF_MARKED, NEXT, NEXT_OF_FREED, NEXT_OF_MAR
 from .pipeline import Rows
 from .prefetch import confirm, extend, prefetch_call
 from .prepared import Call, PreparedSession, can_join, execute, execute_and_commit, execute_on, keeps_session
-from .push import any_push_call, blocked_keys, unique_call
+from .push import any_push_call, blocked_keys, lock_stored_call, unique_call
 from .rows import prefetched_reservations, reservations, with_tokens
 
 _json = msgspec.json.Encoder()
@@ -158,8 +156,7 @@ class PostgresqlDialect(Dialect):
         return read(execute_on(connection, calls))
 
     def lend(self, connection: BaseDatabaseWrapper) -> LoopSession | None:
-        session = PreparedSession.of(connection)
-        return _LoopSession(self, connection, session) if session else None
+        return PreparedSession.of(connection)
 
     def build_exchange(
         self,
@@ -444,22 +441,6 @@ class PostgresqlDialect(Dialect):
 
     def count_in(self, cursor: CursorWrapper, day: date, slot: int, tally: Tally) -> None:
         execute(cursor, [(ADD_TO_COUNTERS, [day, slot, tally.processed, tally.failed, tally.late])])
-
-
-class _LoopSession(NamedTuple):
-    """Session of a lent connection, which implements `base.LoopSession`."""
-
-    dialect: PostgresqlDialect
-    connection: BaseDatabaseWrapper
-    session: PreparedSession
-
-    def begin(
-        self, jobs: OrderedJobs, acks: Sequence[Ack], plan: ClaimPlan, now: datetime | None
-    ) -> PendingReply | None:
-        # Input between two messages is the session's end, a notice or a notification: the thread finds out which.
-        if self.session.is_readable():
-            return None
-        return self.session.begin(*self.dialect.build_exchange(self.connection, jobs, acks, plan, now))
 
 
 def _to_ended_run(row: Sequence[Any]) -> EndedRun:

@@ -1,4 +1,4 @@
-"""PostgreSQL's statements for the hot operations, and functions that return their calls.
+"""PostgreSQL's statements that claim jobs and end plain ones, and functions that return their calls.
 
 A call is a statement with its values. A set is sent as one JSON parameter or as arrays, so that the statement's text
 does not depend on its size.
@@ -7,133 +7,24 @@ does not depend on its size.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from datetime import datetime, timedelta
+from datetime import datetime
 
 import msgspec
 from django.db.backends.base.base import BaseDatabaseWrapper
 
-from ....core.payloads import Ack, JobPayload
+from ....core.payloads import Ack
 from ..base import (
     COUNTER,
     JOB,
     LIMITER,
     WORKER,
     ClaimPlan,
-    OrderedJobs,
     counter_slot,
-    unique_key_of,
 )
-from ..job_columns import INSERTED, REPLACED, replaceable
 from .ending import IS_HOLDER, REPORTS, count_processed, set_succeeded
 from .limits import IS_LIMITED, closed_queues
-from .prepared import Call, Statement, unnest
+from .prepared import Call, Statement, clock, unnest
 from .rows import RETURNED
-
-
-def _plain_values(ready_at: str) -> str:
-    return f"""j.jid, j.jobtype, j.queue, CASE WHEN j.at > now THEN 'scheduled' ELSE 'enqueued' END, -j.priority,
-  j.text, j.retry, j.reserve_for, j.backtrace, j.result_ttl, CASE WHEN j.at > now THEN j.at END,
-  CASE WHEN j.at > now THEN NULL ELSE {ready_at} END"""
-
-
-UPSERT = f"""
-ON CONFLICT (jid) DO UPDATE SET {", ".join(f"{column} = excluded.{column}" for column in REPLACED)}
-WHERE {replaceable("old.")}
-"""
-
-
-def clock(place: int) -> str:
-    """Return SQL for the time in this parameter, or the database's, as `now`."""
-    return f"(SELECT COALESCE(${place}, STATEMENT_TIMESTAMP()) AS now) AS clock"
-
-
-def replacing(jids: int, may_exist: int) -> str:
-    """Return SQL that locks the rows with the jids in a parameter, by id, and deletes finished ones as `gone`.
-
-    Both happen before the first insert (ADR 0030). A row that another transaction stores meanwhile stays: an insert
-    that does nothing on a conflict neither locks nor replaces it. If the parameter `may_exist` is false, no row is
-    looked up: `LOCK_STORED` has found none. Rows are looked up by scalar sub-selects: a plan made while the
-    table is small would be a join, which reads the whole table after it has grown.
-    """
-    return f"""
-WITH stored AS MATERIALIZED (
-  SELECT id, {replaceable()} AS is_over FROM {JOB} WHERE id = ANY (ARRAY(
-    SELECT (SELECT id FROM {JOB} WHERE jid = incoming.jid) FROM {unnest(jids)} AS incoming (jid)
-    WHERE (SELECT ${may_exist})))
-  ORDER BY id FOR UPDATE),
-gone AS (DELETE FROM {JOB} WHERE id = ANY (ARRAY(SELECT id FROM stored WHERE is_over)) RETURNING jid, attempt)"""
-
-
-IS_REPLACED = "(SELECT COUNT(*) FROM gone) >= 0"
-"""SQL condition that is true once `replacing` is complete."""
-
-# A lone job is sent as plain values, because encoding and parsing JSON would cost more. No row is locked before its
-# insert: a statement that stores one row holds no other row lock while it waits for this one.
-PUSH_ONE = Statement(
-    "push_one",
-    ["text", "text", "text", "smallint", "text", "int", "int", "smallint", "int", "timestamptz", "timestamptz"],
-    f"""
-INSERT INTO {JOB} AS old ({INSERTED})
-SELECT {_plain_values("now")}
-FROM (VALUES ($1, $2, $3, $4, $5, $6, $7, $8, $9, $10))
-  AS j (jid, jobtype, queue, priority, text, retry, reserve_for, backtrace, result_ttl, at), {clock(11)}{UPSERT}""",
-    gives_rows=False,
-    ages=False,
-)
-
-# Jobs of a set become ready a microsecond apart, in the order of their places, although they are inserted in another
-# order. A row that replaces a finished one continues its attempts, so that a late report of the earlier run stays
-# fenced.
-_SET = f"""
-INSERT INTO {JOB} ({INSERTED}, attempt)
-SELECT {_plain_values("now + make_interval(secs => j.place / 1e6)")}, COALESCE(gone.attempt, 0)"""
-_IN_ORDER = f"""
-LEFT JOIN gone ON gone.jid = j.jid WHERE {IS_REPLACED} ORDER BY j.nth ON CONFLICT (jid) DO NOTHING"""
-
-PUSH_MANY = Statement(
-    "push_many",
-    ["json", "timestamptz", "text[]", "int[]", "boolean"],
-    f"""{replacing(3, 5)}{_SET}
-FROM {clock(2)}, ROWS FROM (json_to_recordset($1) AS (jid text, jobtype text, queue text, priority smallint, text text,
-  retry int, reserve_for int, backtrace smallint, result_ttl int, at timestamptz), {unnest(4)}) WITH ORDINALITY
-  AS j (jid, jobtype, queue, priority, text, retry, reserve_for, backtrace, result_ttl, at, place, nth){_IN_ORDER}""",
-    gives_rows=False,
-)
-
-# Jobs of one task or client mostly differ only in texts (jid, jobtype, queue, payload), so only the texts are sent for
-# each job: PostgreSQL takes 14 µs to store a job, 3 of them to parse a JSON record with ten members. A jobtype or queue
-# that all jobs share is sent once; of consecutive places only the first is sent.
-PUSH_ALIKE = Statement(
-    "push_alike",
-    [*["text[]"] * 4, "smallint", "int", "int", "smallint", "int", "timestamptz", "timestamptz", "int[]", "boolean"],
-    f"""{replacing(1, 13)}{_SET}
-FROM {clock(11)}, (
-  SELECT texts.jid, COALESCE(texts.jobtype, ($2)[1]) AS jobtype, COALESCE(texts.queue, ($3)[1]) AS queue, texts.text,
-    COALESCE(texts.place, ($12)[1] + nth - 1) AS place, nth,
-    $5 AS priority, $6 AS retry, $7 AS reserve_for, $8 AS backtrace, $9 AS result_ttl, $10 AS at
-  FROM {unnest(1, 2, 3, 4, 12)} WITH ORDINALITY AS texts (jid, jobtype, queue, text, place, nth)) AS j{_IN_ORDER}""",
-    gives_rows=False,
-)
-
-# Runs before a set that several statements insert in one transaction: the first statement must not insert before the
-# rows of the last one are locked. An expired key is taken from its job, so that job's row is locked too.
-LOCK_STORED = Statement(
-    "lock_stored",
-    ["text[]", "text[]", "timestamptz"],
-    f"""
-WITH clock AS (SELECT COALESCE($3, STATEMENT_TIMESTAMP()) AS now),
-stored AS MATERIALIZED (
-  SELECT id FROM {JOB} WHERE id = ANY (ARRAY(
-    SELECT (SELECT id FROM {JOB} WHERE jid = incoming.jid) FROM {unnest(1)} AS incoming (jid)
-    UNION ALL
-    SELECT (SELECT id FROM {JOB} WHERE unique_key = incoming.key AND unique_expires_at <= now)
-    FROM {unnest(2)} AS incoming (key), clock))
-  ORDER BY id FOR UPDATE)
-SELECT now, (SELECT COUNT(*) FROM stored) > 0 FROM clock""",
-)
-
-FEW = 8
-"""Up to this size, a set is not inserted faster by sending common values once."""
 
 _READY = f"""
   SELECT id FROM {JOB} WHERE state = 'enqueued' AND queue = q.name
@@ -272,44 +163,6 @@ ON CONFLICT (day, slot) DO UPDATE SET processed = c.processed + excluded.process
 )
 
 _json = msgspec.json.Encoder()
-
-
-def push_call(jobs: OrderedJobs, now: datetime | None, *, may_exist: bool) -> Call:
-    """Return the call that inserts plain jobs with distinct jids, in the given order."""
-    if len(jobs) == 1:
-        [(place, job)] = jobs
-        ready_at = now + timedelta(microseconds=place) if now else None
-        values = [job.jid, job.jobtype, job.queue, job.priority, job.text, job.retry, job.reserve_for, job.backtrace]
-        return PUSH_ONE, [*values, job.result_ttl, job.at, ready_at]
-    places, records = [place for place, _ in jobs], [job for _, job in jobs]
-    if len(jobs) > FEW and _are_alike(records):
-        jids, texts = [job.jid for job in records], [job.text for job in records]
-        jobtypes, queues = _send_once([job.jobtype for job in records]), _send_once([job.queue for job in records])
-        if places == list(range(places[0], places[0] + len(places))):
-            places = places[:1]
-        numbers = _numbers(records[0])
-        return PUSH_ALIKE, [jids, jobtypes, queues, texts, *numbers, now, places, may_exist]
-    return PUSH_MANY, [str(_json.encode(records), "utf-8"), now, [job.jid for job in records], places, may_exist]
-
-
-def lock_stored_call(jobs: OrderedJobs, now: datetime | None) -> Call:
-    """Return the call that locks the rows with which inserts of these jobs may conflict."""
-    keys = [key for _, job in jobs if (key := unique_key_of(job))]
-    return LOCK_STORED, [[job.jid for _, job in jobs], keys, now]
-
-
-def _numbers(job: JobPayload) -> tuple[int, int, int, int, int | None, datetime | None]:
-    return job.priority, job.retry, job.reserve_for, job.backtrace, job.result_ttl, job.at
-
-
-def _send_once(values: list[str]) -> list[str]:
-    return values[:1] if values.count(values[0]) == len(values) else values
-
-
-def _are_alike(jobs: Sequence[JobPayload]) -> bool:
-    """Return whether the jobs differ only in their texts."""
-    expected = _numbers(jobs[0])
-    return all(_numbers(job) == expected for job in jobs)
 
 
 def end_call(connection: BaseDatabaseWrapper, acks: Sequence[Ack], now: datetime | None, pushed: Sequence[str]) -> Call:

@@ -12,9 +12,9 @@ import select
 import struct
 import threading
 from collections.abc import Callable, Sequence
-from contextlib import AbstractContextManager
 from typing import Any, Generic, TypeVar
 
+from django.db import Error
 from django.db.backends.base.base import BaseDatabaseWrapper
 
 from ..cursor_hooks import has_own_cursor
@@ -104,87 +104,86 @@ def run_and_commit(connection: BaseDatabaseWrapper, calls: Sequence[tuple[str, S
 
 
 class SentStatements(Generic[Result]):
-    """Non-blocking `run_prepared`: the constructor sends the statements, `read` returns their rows once all arrived.
+    """Prepared statements that the constructor sent without waiting for their rows: an `InFlightExchange`.
 
-    `on_result` converts the rows into the result. The connection must not be used until everything was read. Raises the
-    errors of `run_prepared`; after an error that is not a statement's the connection is closed. `is_readable` returns
-    whether the socket has input.
+    The result is what `on_rows` makes of the rows, or `on_error` of Django's error. The connection must not be used
+    until everything was read; after an error that is not a statement's it is closed. `poll` is that of its socket.
     """
 
     def __init__(
         self,
         connection: BaseDatabaseWrapper,
         calls: Sequence[tuple[str, Sequence[Any]]],
-        on_result: Callable[[list[Rows]], Result],
-        is_readable: Callable[[], bool],
+        on_rows: Callable[[list[Rows]], Result | Callable[[], Result]],
+        on_error: Callable[[Error], Callable[[], Result]],
+        *,
+        poll: Callable[[int], Sequence[object]],
     ) -> None:
-        self._connection, self._call_count, self._on_result = connection, len(calls), on_result
-        self._is_readable = is_readable
+        self._connection, self._call_count, self._on_rows, self._on_error = connection, len(calls), on_rows, on_error
+        self._poll = poll
         self._results: list[Any] = []
         self.is_last = False
-        """Whether more input followed the answer that was read, such as the connection's end."""
+        # Until it is encoded the connection is not touched: a value that cannot be encoded must not close it.
         with connection.wrap_database_errors:
-            # Before the connection is touched: a value that cannot be encoded must not close it.
             encoded = _encode_calls(calls)
         self._pgconn = connection.connection.pgconn
         self.fd: int = self._pgconn.socket
-        """The socket: readable when results have arrived, writable when more can be sent."""
         try:
             _send(connection.connection, encoded)
             # libpq keeps what a full socket does not take; the event loop must not wait for it (ADR 0021).
             self.is_sent: bool = not self._pgconn.flush()
         except BaseException:
-            with self._after_failure():
+            self._pgconn.finish()
+            with connection.wrap_database_errors:
                 raise
 
     def send(self) -> None:
         """Send the next part, if the socket did not take everything."""
         try:
             self.is_sent = not self._pgconn.flush()
-        except BaseException:
-            with self._after_failure():
-                raise
+        except _driver().Error:
+            self._pgconn.finish()  # the next `read` reports it
 
-    def read(self) -> Result | None:
+    def read(self) -> Result | Callable[[], Result] | None:
         """Return the result, or None until all of it has arrived."""
+        is_whole = False
         try:
-            self._pgconn.consume_input()
-            while not (is_whole := self._collect_results()) and self._is_readable():
-                self._pgconn.consume_input()  # drain: libuv reports a reset behind the data only once
-            self.is_last = is_whole and self._is_readable()
-        except BaseException:
-            with self._after_failure():
-                raise
-        if not is_whole:
-            return None
-        # `wrap_database_errors` is entered for an error only: this runs for each exchange of a server.
-        try:
+            is_whole = self._receive()
+            if not is_whole:
+                return None
+            self.is_last = bool(self._poll(0))
             rows = _rows_of_calls(self._results, self._call_count)
-        except Exception:
-            with self._connection.wrap_database_errors:
-                raise
-        return self._on_result(rows)
+        except BaseException:  # noqa: BLE001  (raised again unless it is an Error)
+            if not is_whole:
+                self._pgconn.finish()  # the next user would read results that are not its own
+            # `wrap_database_errors` is entered for an error only: this runs for each exchange of a server.
+            try:
+                with self._connection.wrap_database_errors:
+                    raise
+            except Error as error:
+                return self._on_error(error)
+        return self._on_rows(rows)
 
-    def _after_failure(self) -> AbstractContextManager[object]:
-        self._pgconn.finish()  # the next user would read results that are not its own
-        return self._connection.wrap_database_errors
-
-    def _collect_results(self) -> bool:
+    def _receive(self) -> bool:
+        """Receive the results that have arrived, and return whether they are complete."""
         pgconn = self._pgconn
-        # libpq returns None after each statement's results; two in succession mean that no result is outstanding.
-        was_none = False
-        while not pgconn.is_busy():
-            result = pgconn.get_result()
-            if result is None and was_none:
-                raise _driver().OperationalError("expected results of what was sent, the connection is lost")
-            was_none = result is None
-            if was_none:
-                continue
-            if result.status == _SYNC:
-                pgconn.exit_pipeline_mode()
-                return True
-            self._results.append(result)
-        return False
+        while True:
+            pgconn.consume_input()
+            # libpq returns None after each statement's results; two in succession mean that none is outstanding.
+            was_none = False
+            while not pgconn.is_busy():
+                result = pgconn.get_result()
+                if result is None and was_none:
+                    raise _driver().OperationalError("expected results of what was sent, the connection is lost")
+                was_none = result is None
+                if was_none:
+                    continue
+                if result.status == _SYNC:
+                    pgconn.exit_pipeline_mode()
+                    return True
+                self._results.append(result)
+            if not self._poll(0):  # read all input: libuv reports a reset behind the data only once
+                return False
 
 
 def _encode_calls(calls: Sequence[tuple[str, Sequence[Any]]]) -> list[EncodedCall]:

@@ -53,6 +53,11 @@ def unnest(*places: int | str) -> str:
     return f"unnest({', '.join(f'(SELECT ${place})' for place in places)})"
 
 
+def clock(place: int) -> str:
+    """Return SQL for the time in this parameter, or the database's, as `now`."""
+    return f"(SELECT COALESCE(${place}, STATEMENT_TIMESTAMP()) AS now) AS clock"
+
+
 class _Use:
     """Uses of one statement on one connection, and the name and age of its plan if it is prepared."""
 
@@ -236,6 +241,7 @@ class PreparedSession:
         poll = select.poll()  # kept, because creating one takes as long as a poll
         poll.register(connection.connection.pgconn.socket, select.POLLIN)
         self._poll = poll.poll
+        """Return the socket's events after at most this many milliseconds; empty if it has no input."""
 
     @classmethod
     def of(cls, connection: BaseDatabaseWrapper) -> PreparedSession | None:
@@ -245,13 +251,15 @@ class PreparedSession:
             return None
         return cls(connection) if Statement.works and can_pipeline(connection) else None
 
-    def is_readable(self) -> bool:
-        """Return whether the socket has input; between two messages, input may be the end of the session."""
-        return bool(self._poll(0))
-
-    def begin(self, calls: Sequence[Call], on_result: Callable[[list[Rows]], Result]) -> SentStatements[Result] | None:
+    def begin(
+        self,
+        calls: Sequence[Call],
+        on_rows: Callable[[list[Rows]], Result | Callable[[], Result]],
+        on_error: Callable[[Error], Callable[[], Result]],
+    ) -> SentStatements[Result] | None:
         """Send statements without waiting for their rows; None, with nothing done, unless all are prepared."""
-        if not Statement.works:
+        # Input between two messages is the session's end, a notice or a notification: the thread finds out which.
+        if not Statement.works or self._poll(0):
             return None
         named: list[tuple[str, Sequence[Any]]] = []
         for statement, values in calls:
@@ -260,7 +268,7 @@ class PreparedSession:
                 return None
             self._uses[statement] = use
             named.append((name, values))
-        return SentStatements(self._connection, named, on_result, self.is_readable)
+        return SentStatements(self._connection, named, on_rows, on_error, poll=self._poll)
 
 
 def _prepared_calls(connection: BaseDatabaseWrapper, calls: Sequence[Call]) -> list[tuple[str, Sequence[Any]]]:
