@@ -116,7 +116,10 @@ class BatchClosed(FaktoryError):
 
 
 class BrokerUnavailable(FaktoryError):
-    """The database or the Faktory server is unreachable at the moment; nothing was changed."""
+    """The database or the Faktory server is unreachable at the moment.
+
+    Nothing was changed, unless the connection was lost during the commit. A job may be pushed again with the same jid.
+    """
 
 
 # A subclass, so that callers that repeat a command after an outage repeat this one too (ADR 0028).

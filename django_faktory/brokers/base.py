@@ -73,7 +73,8 @@ class WorkerBroker(ABC):
     """The verbs of a process that runs jobs. Safe to call from several threads.
 
     Every verb raises BrokerUnavailable if the store is unreachable. Then either nothing was changed, or (if the
-    connection was lost during the commit) the same call may be repeated without harm.
+    connection was lost during the commit) the same call may be repeated without harm. Inside a transaction of the
+    caller, the caller gets Django's error instead.
     """
 
     blocking = False

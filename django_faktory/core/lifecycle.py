@@ -174,9 +174,9 @@ def outcome_of_failure(
 
 
 def retry_delay_s(failures: int, rng: Random) -> float:
-    """Return seconds until the next attempt after `failures` earlier ones: count⁴ + 15 + rand(0..29)·(count+1) (W18).
+    """Return the seconds until the next attempt: failures⁴ + 15 + rand(0..29)·(failures+1) (W18).
 
-    Capped at 30 days, which count 41 reaches: a longer delay is useless and could overflow dates.
+    `failures` counts the earlier ones. Capped at 30 days, which 41 failures reach: a longer delay could overflow dates.
     """
     return float(min(failures**4 + 15 + rng.randrange(30) * (failures + 1), 30 * 86_400))
 

@@ -4,9 +4,12 @@ Admin and API call `may` and `may_see`, and name no permission themselves. The c
 the machine's administrator, with access to the database anyway. `REDACT` applies to all three, see `redaction`.
 
 Three rules: a resource is shown by its `view` permission; contents of jobs (arguments, results, errors, progress) are
-shown by `view_job` only, wherever they are stored; an action shows nothing, so a user with permission to act but not to
-view learns only whether the action succeeded. The Meta of each model reads its labels; a new label needs a migration.
-Docs: docs/security.md.
+shown by `view_job` only, wherever they are stored; an action shows nothing: the API lets a user act who may not view,
+and reports only whether the action succeeded, while a page of the admin requires both permissions.
+
+An action on jobs is checked by `JobAction.is_allowed` in the admin, other rows by `admin.base.requires_permission`; in
+the API `HasActionPermission` checks the `needs` of each view. The Meta of each model reads its labels; a new label
+needs a migration. Docs: docs/security.md.
 """
 
 from __future__ import annotations

@@ -24,7 +24,7 @@ class JobAction(NamedTuple):
     label: StrOrPromise
     done_label: StrOrPromise
     needs: str
-    """Permission, as named in `permissions`."""
+    """Name of the action in `permissions.ACTIONS`, such as `job.retry`."""
     states: frozenset[State]
     warning: StrOrPromise = ""
     """Consequence that the confirmation page states; without one the action needs no confirmation."""

@@ -30,7 +30,7 @@ class IsLoggedIn(BasePermission):
 
 
 class HasActionPermission(IsLoggedIn):
-    """Require the permission that the view's `needs` names for the requested action."""
+    """Require the permission of the action that the view's `needs` names for the requested method."""
 
     def has_permission(self, request: Request, view: APIView) -> bool:
         """Return whether the user may perform the action.

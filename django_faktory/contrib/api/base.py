@@ -77,7 +77,7 @@ class Resource(ApiView, GenericViewSet[Any]):
     filter_backends: Any = (DjangoFilterBackend,)
     # No default: a view that forgets it is closed to all users.
     needs: ClassVar[Mapping[str, str]]
-    """Permission for each action, as named in `models.permissions`. An action without an entry is closed."""
+    """For each method of the view, an action of `models.permissions`. A method without an entry is closed."""
     lookup_value_regex = "[^/]+"
     key_pattern = re.compile(r"[^\x00\ud800-\udfff]{1,255}")
     """Pattern of valid row keys: any other key is not queried and answers 404."""
