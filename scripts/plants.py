@@ -445,7 +445,7 @@ PLANTS = (
     Plant(
         "a migration waits for a long transaction and blocks all others",
         "django_faktory/migrations/_in_use.py",
-        "                _lock(connection, tables)\n",
+        "                _lock(connection, tables, wait_s)\n",
         "                pass\n",
         ("tests/deploys/test_two_versions.py",),
         "postgresql",
@@ -954,16 +954,16 @@ PLANTS = (
     Plant(
         "each node vacuums tables that another node has just vacuumed",
         f"{STORE}/maintenance/vacuum.py",
-        " and not statistics.is_resting",
-        "",
+        "        return not statistics.is_resting(min_rest_s=self._min_rest_s, rest_factor=self._rest_factor)",
+        "        return True",
         ("tests/store/maintenance/test_vacuum.py", "-k", "all_nodes_pause_after_a_vacuum_by_any_node"),
         "postgresql",
     ),
     Plant(
         "each sweep of locks starts at the first lock",
         f"{STORE}/locks/locks.py",
-        "using=using, after=after, size=SWEEP_PORTION",
-        "using=using, after=None, size=SWEEP_PORTION",
+        "using=using, after=after, size=portion_size",
+        "using=using, after=None, size=portion_size",
         ("tests/store/jobs/test_scan.py", "-k", "sweep"),
     ),
     Plant(
@@ -976,7 +976,7 @@ PLANTS = (
     Plant(
         "ids of a set of any kind are read by one statement",
         f"{STORE}/jobs/bulk.py",
-        "        if len(ids) < PORTION:",
+        "        if len(ids) < portion_size:",
         "        if ids:",
         ("tests/store/jobs/test_scan.py", "-k", "a_bulk_change_reads_job_ids_in_portions"),
     ),

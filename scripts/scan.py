@@ -12,17 +12,18 @@ import sys
 from pathlib import Path
 
 ROOT = Path(__file__).resolve().parent.parent
-BASELINE = ROOT / ".secrets.baseline"
+BASELINE = ".secrets.baseline"
 BIN = Path(sys.executable).parent
 AUDIT_S = 20
 """The service may hang or be unreachable; CI does not wait longer than this."""
 
 
-def secrets(*, accept):
+def secrets(*, accept, root=ROOT):
     """Return exit code 1 if there is a secret that has not been accepted."""
+    baseline = root / BASELINE
     command = [BIN / "detect-secrets", "scan", "--no-verify", "--disable-plugin", "KeywordDetector"]
     done = subprocess.run(
-        [*command, "--exclude-files", r"\.secrets\.baseline"], cwd=ROOT, capture_output=True, check=True
+        [*command, "--exclude-files", r"\.secrets\.baseline"], cwd=root, capture_output=True, check=True
     )
     found = {
         (path, one["hashed_secret"]): one
@@ -31,16 +32,16 @@ def secrets(*, accept):
     }
     if accept:
         rows = sorted([path, one["type"], digest] for (path, digest), one in found.items())
-        BASELINE.write_text("[\n" + ",\n".join(f"  {json.dumps(row)}" for row in rows) + "\n]\n", encoding="utf-8")
-        print(f"secrets: {len(rows)} accepted in {BASELINE.name}")
+        baseline.write_text("[\n" + ",\n".join(f"  {json.dumps(row)}" for row in rows) + "\n]\n", encoding="utf-8")
+        print(f"secrets: {len(rows)} accepted in {BASELINE}")
         return 0
-    known = {(path, digest) for path, _, digest in json.loads(BASELINE.read_text(encoding="utf-8"))}
+    known = {(path, digest) for path, _, digest in json.loads(baseline.read_text(encoding="utf-8"))}
     new = [
         f"{path}:{one['line_number']}: {one['type']}"
         for (path, digest), one in found.items()
         if (path, digest) not in known
     ]
-    print("\n".join(new) or f"secrets: none but the {len(known)} of {BASELINE.name}")
+    print("\n".join(new) or f"secrets: none but the {len(known)} of {BASELINE}")
     if new:
         print(f"secrets: {len(new)} new; remove them; if they are no secrets: scripts/scan.py secrets --accept")
     return 1 if new else 0

@@ -85,8 +85,8 @@ def mo_texts(mo):
     return [(message.context, message.id, message.string) for message in read_mo(io.BytesIO(mo)) if message.id]
 
 
-def find_problems(path, texts):
-    """Return what is wrong with a catalogue, in lines that name the text."""
+def find_problems(path, texts, *, root=ROOT):
+    """Return what is wrong with a catalogue, in lines that name its file below `root` and the text."""
     catalogue = read_catalogue(path)
     problems = []
     if format_po(merge(read_catalogue(path), texts)) != path.read_bytes():
@@ -97,7 +97,7 @@ def find_problems(path, texts):
     mo = path.with_suffix(".mo")
     if not mo.exists() or mo_texts(mo.read_bytes()) != mo_texts(compile_mo(catalogue)):
         problems.append(f"{mo.name} is outdated: run scripts/translations.py")
-    return [f"{path.relative_to(ROOT)}: {problem}" for problem in problems]
+    return [f"{path.relative_to(root)}: {problem}" for problem in problems]
 
 
 def check_message(message):

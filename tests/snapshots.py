@@ -105,9 +105,13 @@ class File(Snapshot):
 
     suffix = ""
 
+    def __init__(self, connection, key, *, folder=FOLDER):
+        super().__init__(connection, key)
+        self._folder = folder
+
     @property
     def path(self):
-        return FOLDER / f"{self.connection.vendor}-{self._key}{self.suffix}"
+        return self._folder / f"{self.connection.vendor}-{self._key}{self.suffix}"
 
     def exists(self):
         return self.path.exists()

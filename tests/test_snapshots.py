@@ -65,10 +65,10 @@ def test_a_snapshot_copy_equals_the_migrated_database():
     assert described("copy") == described("migrated")
 
 
-def test_a_snapshot_copy_removes_a_leftover_write_ahead_log(tmp_path, monkeypatch):
-    monkeypatch.setattr(snapshots, "FOLDER", tmp_path)
+def test_a_snapshot_copy_removes_a_leftover_write_ahead_log(tmp_path):
     database = tmp_path / "test.sqlite3"
-    snapshot = snapshots.SQLite(SimpleNamespace(vendor="sqlite", settings_dict={"NAME": str(database)}), "key")
+    connection = SimpleNamespace(vendor="sqlite", settings_dict={"NAME": str(database)})
+    snapshot = snapshots.SQLite(connection, "key", folder=tmp_path)
     snapshot.path.write_bytes(b"the copy")
     leftovers = [tmp_path / f"test.sqlite3{suffix}" for suffix in ("-wal", "-shm")]
     for path in leftovers:

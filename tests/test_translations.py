@@ -51,16 +51,15 @@ def test_the_check_finds_a_guess():
     assert translations.check_message(catalogue.get("Done.")) == ["is fuzzy"]
 
 
-def test_the_check_finds_a_missing_text_and_an_outdated_compilation(tmp_path, texts, monkeypatch):
-    monkeypatch.setattr(translations, "ROOT", tmp_path)
+def test_the_check_finds_a_missing_text_and_an_outdated_compilation(tmp_path, texts):
     path = tmp_path / "de" / "LC_MESSAGES" / "django.po"
     path.parent.mkdir(parents=True)
     catalogue = translations.read_catalogue(CATALOGUES[0])
     path.write_bytes(translations.format_po(catalogue))
     path.with_suffix(".mo").write_bytes(translations.compile_mo(catalogue))
-    assert translations.find_problems(path, texts) == []
+    assert translations.find_problems(path, texts, root=tmp_path) == []
     catalogue.delete("Needs attention")
     path.write_bytes(translations.format_po(catalogue))
-    problems = "\n".join(translations.find_problems(path, texts))
+    problems = "\n".join(translations.find_problems(path, texts, root=tmp_path))
     assert "has other texts than the package" in problems
     assert "django.mo is outdated" in problems

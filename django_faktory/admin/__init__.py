@@ -1,6 +1,6 @@
 """Register the admin pages: read-only views, plus actions that call the same functions as the command line.
 
-Lists count at most `CappedPaginator.cap` rows, never a whole table.
+Lists count at most `base.MAX_COUNTED` rows, never a whole table.
 """
 
 from __future__ import annotations

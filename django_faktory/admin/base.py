@@ -66,6 +66,9 @@ SAFE_METHODS = ("GET", "HEAD", "OPTIONS")
 
 REASON_HINT = _("optional, kept in the history")
 
+MAX_COUNTED = 10_000
+"""Maximum number of rows that a list counts."""
+
 
 class LowerBound(int):
     """A lower bound at which counting stopped; its text ends with a plus sign."""
@@ -98,18 +101,20 @@ def row_link(model: str, key: int | str) -> str:
 
 
 class CappedPaginator(CappedBase):
-    """Paginator that counts at most `cap` rows, so that a list of millions opens as fast as one of ten thousand."""
+    """Paginator that counts at most `max_count` rows: a list of millions opens as fast as one of ten thousand."""
 
-    cap = 10_000
+    def __init__(self, *args: Any, max_count: int = MAX_COUNTED, **options: Any) -> None:
+        super().__init__(*args, **options)
+        self._max_count = max_count
 
     @cached_property
     def count(self) -> int:
-        """The number of rows, at most `cap`."""
+        """The number of rows, at most `max_count`."""
         rows: Any = self.object_list
-        # One row more than the cap shows whether there are more.
+        # One row more than the maximum shows whether there are more.
         # order_by() without arguments removes the order, which the count does not need.
-        count = len(rows) if isinstance(rows, list) else rows.order_by()[: self.cap + 1].count()
-        return LowerBound(self.cap) if count > self.cap else count
+        count = len(rows) if isinstance(rows, list) else rows.order_by()[: self._max_count + 1].count()
+        return LowerBound(self._max_count) if count > self._max_count else count
 
 
 def requires_permission(action: str) -> Callable[..., bool]:

@@ -111,12 +111,14 @@ class SocketConnection:
         *,
         connect_timeout_s: float = CONNECT_TIMEOUT_S,
         reply_timeout_s: float = REPLY_TIMEOUT_S,
+        goodbye_timeout_s: float = GOODBYE_TIMEOUT_S,
     ) -> None:
         self.identity = identity
         self.is_open = True
         self._pid = os.getpid()
         self._request_lock = threading.Lock()
         self._reply_timeout_s = reply_timeout_s
+        self._goodbye_timeout_s = goodbye_timeout_s
         self._protocol = ClientConnection(identity=identity, password=address.password)
         self._socket = _connect(address, connect_timeout_s)
         try:
@@ -152,13 +154,13 @@ class SocketConnection:
 
     def end(self) -> None:
         """Send END, as the specification requires, wait for the reply if there is one, and close."""
-        if not self._request_lock.acquire(timeout=GOODBYE_TIMEOUT_S):
+        if not self._request_lock.acquire(timeout=self._goodbye_timeout_s):
             with suppress(OSError):  # wakes the thread that waits for a reply, which then closes
                 self._socket.shutdown(socket.SHUT_RDWR)
             return
         try:
             if self.is_open:
-                self._socket.settimeout(GOODBYE_TIMEOUT_S)
+                self._socket.settimeout(self._goodbye_timeout_s)
                 self._exchange([End().line()])
         except (OSError, ProtocolError):
             pass  # the server has closed the connection already

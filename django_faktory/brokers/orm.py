@@ -56,6 +56,7 @@ from ..store.jobs import (
 from ..store.jobs.unanswered_claims import ClaimNumbers
 from ..store.locks import locks
 from ..store.notifier.postgresql import ANY_QUEUE
+from ..store.shared_reads import Reuse
 from ..store.statistics import counts
 from ..store.transactions import first_line, is_collision, limited_lock_wait
 from .base import Broker, LoopConnection, Result, Transaction
@@ -99,7 +100,8 @@ class OrmBroker(Broker):
         commit_within_s: float = batches.COMMIT_WITHIN_S,
         announce: Callable[[str, Collection[str]], None] = notifier.announce,
         announces_in_thread: bool = False,
-        shares_numbers: bool = False,
+        number_reuse: Reuse | None = None,
+        remember_queue_s: float = REMEMBER_QUEUE_S,
         locket: Locket = _NO_LOCKET,
         recorder: Recorder | None = None,
     ) -> None:
@@ -114,8 +116,9 @@ class OrmBroker(Broker):
         self.commit_within_s = commit_within_s
         self._announce = announce
         self._announces_in_thread = announces_in_thread  # in a thread of its own: no caller waits for it
-        # INFO and QUEUE LATENCY serve clients that poll, so their reads are shared: see `store.shared_reads`.
-        self._shares_numbers = shares_numbers
+        # INFO and QUEUE LATENCY serve clients that poll, so a server shares their reads: see `store.shared_reads`.
+        self._number_reuse = number_reuse
+        self._remember_queue_s = remember_queue_s
         self._metrics = MetricsHook(recorder, alias)
         self._known_queues: set[str] = set()
         self._known_until = 0.0
@@ -288,7 +291,7 @@ class OrmBroker(Broker):
             if len(self._known_queues) + len(unknown) > MOST_KNOWN_QUEUES:
                 self._known_queues.clear()
             if not self._known_queues:
-                self._known_until = now + REMEMBER_QUEUE_S
+                self._known_until = now + self._remember_queue_s
             self._known_queues.update(unknown)
 
     def fetch(self, requests: Sequence[FetchRequest]) -> list[list[Reservation]]:
@@ -428,8 +431,9 @@ class OrmBroker(Broker):
     def latency(self, queues_: Sequence[str]) -> dict[str, float]:
         # Clients that poll share one result, so that their number does not multiply the counting
         # (`store.shared_reads`).
-        read = queues.shared_latency if self._shares_numbers else queues.latency
-        return read(queues_, using=self.alias)
+        if self._number_reuse is not None:
+            return queues.shared_latency(queues_, using=self.alias, reuse=self._number_reuse)
+        return queues.latency(queues_, using=self.alias)
 
     def flush(self, *, should_continue: Callable[[], bool] = lambda: True) -> None:
         for _ in bulk.execute_steps(bulk.flush(using=self.alias), should_continue):
@@ -472,8 +476,8 @@ class OrmBroker(Broker):
     def info(self) -> dict[str, Any]:
         timeout_s = self.worker_timeout_s
         # INFO is exact (W22): a result that was read before the command serves only if reading is slow (ADR 0031).
-        if self._shares_numbers:
-            return counts.shared_counts(using=self.alias, worker_timeout_s=timeout_s, exact=True).info()
+        if self._number_reuse is not None:
+            return counts.shared_counts(using=self.alias, worker_timeout_s=timeout_s, reuse=self._number_reuse).info()
         return counts.snapshot(using=self.alias, worker_timeout_s=timeout_s)
 
     def close(self) -> None:

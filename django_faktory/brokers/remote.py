@@ -55,7 +55,7 @@ from ..errors import (
     ProtocolError,
 )
 from .base import Broker
-from .client import CONNECT_TIMEOUT_S, REPLY_TIMEOUT_S, SocketConnection, parse_url
+from .client import CONNECT_TIMEOUT_S, GOODBYE_TIMEOUT_S, REPLY_TIMEOUT_S, SocketConnection, parse_url
 
 logger = get_logger(__name__)
 
@@ -96,10 +96,12 @@ class RemoteBroker(Broker):
         identity: WorkerIdentity | None = None,
         connect_timeout_s: float = CONNECT_TIMEOUT_S,
         reply_timeout_s: float = REPLY_TIMEOUT_S,
+        goodbye_timeout_s: float = GOODBYE_TIMEOUT_S,
     ) -> None:
         self.address = parse_url(url)
         self._identity = identity or WorkerIdentity()
         self._connect_timeout_s, self._reply_timeout_s = connect_timeout_s, reply_timeout_s
+        self._goodbye_timeout_s = goodbye_timeout_s
         self._was_authenticated = False
         self._local = threading.local()
         # Weak: a connection is closed when its thread ends, and must not be kept open by this set.
@@ -358,6 +360,7 @@ class RemoteBroker(Broker):
             self._identity,
             connect_timeout_s=self._connect_timeout_s,
             reply_timeout_s=self._reply_timeout_s,
+            goodbye_timeout_s=self._goodbye_timeout_s,
         )
         self._local.connection = connection
         self._was_authenticated = True

@@ -19,7 +19,8 @@ COMPARED_AT_ONCE = 1_000_000
 class Glob:
     """A parsed pattern. `matches` compares the whole text; to find a part, put a star at both ends."""
 
-    def __init__(self, pattern: str) -> None:
+    def __init__(self, pattern: str, *, compared_at_once: int = COMPARED_AT_ONCE) -> None:
+        self._compared_at_once = compared_at_once
         self._segments = [_Segment.of(elements) for elements in _parse_segments(pattern)]
         self.literals = [literal for segment in self._segments for literal in segment.literals]
         """Texts without wildcards, each of which occurs in every matching text."""
@@ -38,7 +39,7 @@ class Glob:
             return False
         # The leftmost match leaves the most text for the remaining segments, so no other need be tried.
         for segment in self._segments[1:-1]:
-            position = segment.find(text, at, end)
+            position = segment.find(text, at, end, self._compared_at_once)
             if position < 0:
                 return False
             at = position + segment.width
@@ -77,9 +78,9 @@ class _Segment(NamedTuple):
             return text.startswith(self.literal, at)
         return self.expression.match(text, at) is not None
 
-    def find(self, text: str, at: int, end: int) -> int:
+    def find(self, text: str, at: int, end: int, compared_at_once: int) -> int:
         """Return the first position from `at` on where the segment fits before `end`; -1 if there is none."""
-        step = max(1, COMPARED_AT_ONCE // max(1, self.width))
+        step = max(1, compared_at_once // max(1, self.width))
         for start in range(at, end - self.width + 1, step):
             if (position := self._find_in(text, start, min(start + step + self.width - 1, end))) >= 0:
                 return position

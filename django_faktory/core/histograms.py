@@ -91,7 +91,8 @@ def estimate_quantile(counts: Sequence[int], quantile: float) -> float | None:
 class Recorder:
     """Thread-safe recorder; takes several jobs per call, to acquire its lock once."""
 
-    def __init__(self) -> None:
+    def __init__(self, *, max_series: int = MAX_SERIES) -> None:
+        self._max_series = max_series
         self._lock = threading.Lock()
         self._series: dict[tuple[str, str], Series] = {}
 
@@ -134,7 +135,7 @@ class Recorder:
         series = self._series.get(key)
         if series is None:
             # Queue and jobtype are chosen by clients, which could otherwise fill the memory.
-            if len(self._series) >= MAX_SERIES:
+            if len(self._series) >= self._max_series:
                 key = OTHER, OTHER
             series = self._series.setdefault(key, Series())
         return series

@@ -29,6 +29,7 @@ HOLD_UP_S = 0.5
 """Maximum wait of one request, in which workers wait too; less than PostgreSQL's `deadlock_timeout`."""
 PAUSE_S = 1.0
 WAIT_S = 300.0
+"""Seconds after which a migration that could not lock its tables fails."""
 
 _STOOD_TOO_LONG = frozenset({"57014", "55P03", 1205})
 """PostgreSQL's statement and lock timeouts, MariaDB's lock wait timeout."""
@@ -38,28 +39,29 @@ class TablesInUse(SeparateDatabaseAndState):
     """Operations that change existing tables; the first operation of a migration.
 
     Workers wait for at most `HOLD_UP_S` and for the changes themselves. Raises OperationalError, with nothing changed,
-    if the tables could not be locked within `WAIT_S`.
+    if the tables could not be locked within `wait_s`.
     """
 
-    def __init__(self, operations: Sequence[Operation]) -> None:
+    def __init__(self, operations: Sequence[Operation], *, wait_s: float = WAIT_S) -> None:
         super().__init__(database_operations=operations, state_operations=operations)
+        self._wait_s = wait_s
 
     def deconstruct(self) -> tuple[str, list[Any], dict[str, Any]]:
         """Return the name and the arguments of the constructor."""
-        return type(self).__name__, [], {"operations": self.database_operations}
+        return type(self).__name__, [], {"operations": self.database_operations, "wait_s": self._wait_s}
 
     def database_forwards(
         self, app_label: str, schema_editor: BaseDatabaseSchemaEditor, from_state: ProjectState, to_state: ProjectState
     ) -> None:
         """Lock the tables and apply the operations."""
-        with _considerate(schema_editor, self._tables(app_label, schema_editor, from_state)):
+        with _considerate(schema_editor, self._tables(app_label, schema_editor, from_state), self._wait_s):
             super().database_forwards(app_label, schema_editor, from_state, to_state)
 
     def database_backwards(
         self, app_label: str, schema_editor: BaseDatabaseSchemaEditor, from_state: ProjectState, to_state: ProjectState
     ) -> None:
         """Lock the tables and reverse the operations."""
-        with _considerate(schema_editor, self._tables(app_label, schema_editor, from_state)):
+        with _considerate(schema_editor, self._tables(app_label, schema_editor, from_state), self._wait_s):
             super().database_backwards(app_label, schema_editor, from_state, to_state)
 
     def _tables(self, app_label: str, schema_editor: BaseDatabaseSchemaEditor, state: ProjectState) -> list[str]:
@@ -130,22 +132,22 @@ class ReplaceIndex(Operation):
 
 
 @contextmanager
-def _considerate(schema_editor: BaseDatabaseSchemaEditor, tables: Sequence[str]) -> Iterator[None]:
+def _considerate(schema_editor: BaseDatabaseSchemaEditor, tables: Sequence[str], wait_s: float) -> Iterator[None]:
     connection = schema_editor.connection
     with ExitStack() as stack:
         if tables and not schema_editor.collect_sql:
             if connection.vendor == "postgresql":
                 if not connection.in_atomic_block:  # a migration with `atomic = False`
                     stack.enter_context(transaction.atomic(using=connection.alias))
-                _lock(connection, tables)
+                _lock(connection, tables, wait_s)
             elif connection.vendor == "mysql":
-                _ask_for_moments(schema_editor)
+                _ask_for_moments(schema_editor, wait_s)
             elif connection.vendor == "sqlite":
                 stack.enter_context(_numbers_go_on(connection, tables))
         yield
 
 
-def _lock(connection: BaseDatabaseWrapper, tables: Sequence[str]) -> None:
+def _lock(connection: BaseDatabaseWrapper, tables: Sequence[str], wait_s: float) -> None:
     """Lock all tables or none. Afterwards a statement that would wait for a lock fails, and the migration rolls back."""
     named = ", ".join(map(connection.ops.quote_name, tables))
 
@@ -156,17 +158,17 @@ def _lock(connection: BaseDatabaseWrapper, tables: Sequence[str]) -> None:
             cursor.execute("SET LOCAL statement_timeout TO DEFAULT")
             cursor.execute(f"SET LOCAL lock_timeout = {HOLD_UP_S * 1000:.0f}")
 
-    _patiently(lock, tables, wait_s=WAIT_S)
+    _patiently(lock, tables, wait_s=wait_s)
 
 
-def _ask_for_moments(schema_editor: BaseDatabaseSchemaEditor) -> None:
+def _ask_for_moments(schema_editor: BaseDatabaseSchemaEditor, wait_s: float) -> None:
     """Execute each statement of the migration with a short lock timeout, again and again until it succeeds.
 
-    MariaDB commits each statement that changes a table. Only the first one gives up after `WAIT_S`: a migration that is
+    MariaDB commits each statement that changes a table. Only the first one gives up after `wait_s`: a migration that is
     applied in part cannot be started again.
     """
     connection, execute = schema_editor.connection, schema_editor.execute
-    patience = [WAIT_S]
+    patience = [wait_s]
 
     def execute_patiently(sql: Any, params: Any = ()) -> None:
         def attempt() -> None:

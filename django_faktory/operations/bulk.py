@@ -90,7 +90,7 @@ def retry_batches(bids: Iterable[str], *, using: str, limit: int | None = None) 
     return changed
 
 
-def spread(ids: Sequence[int], *, first_at: datetime, every_s: float, using: str) -> int:
+def spread(ids: Sequence[int], *, first_at: datetime, every_s: float, using: str, chunk_size: int = bulk.CHUNK) -> int:
     """Defer failed jobs so that they run one after the other, in the order of `ids`.
 
     The jobs wait in the retries state, `every_s` seconds apart, so workers receive them no faster than that pace.
@@ -98,8 +98,8 @@ def spread(ids: Sequence[int], *, first_at: datetime, every_s: float, using: str
     """
     # In short transactions, so that no row is locked for long.
     changed = 0
-    for start in range(0, len(ids), bulk.CHUNK):
-        indexes = range(start, min(start + bulk.CHUNK, len(ids)))
+    for start in range(0, len(ids), chunk_size):
+        indexes = range(start, min(start + chunk_size, len(ids)))
         # Times depend on the place in `ids` and not on the clock, so a later chunk continues the pace of the first.
         times = {ids[index]: first_at + timedelta(seconds=every_s * index) for index in indexes}
         changed += transitions.defer(times, using=using)

@@ -24,6 +24,7 @@ logger = get_logger(__name__)
 
 CONNECT_TIMEOUT_S = 5
 CHECK_EVERY_S = 1.0
+"""Seconds between two checks for calls past their limit."""
 
 _DEFAULTS: dict[str, dict[str, Any]] = {
     # The operating system detects an unreachable host within half a minute. A server that has become a standby is
@@ -40,7 +41,7 @@ _DEFAULTS: dict[str, dict[str, Any]] = {
 _thread_limits = threading.local()
 
 
-def enforce(alias: str, timeout_s: float) -> None:
+def enforce(alias: str, timeout_s: float, *, check_every_s: float = CHECK_EVERY_S) -> None:
     """Limit each database call of this process to `timeout_s` seconds; call it before any connection is opened.
 
     Only PostgreSQL drivers allow a waiting thread to be interrupted. MariaDB drivers have read and write timeouts of
@@ -51,7 +52,7 @@ def enforce(alias: str, timeout_s: float) -> None:
     for name, value in _DEFAULTS.get(connection.vendor, {}).items():
         options.setdefault(name, value)
     if connection.vendor == "postgresql":
-        watchdog = _Watchdog(timeout_s)
+        watchdog = _Watchdog(timeout_s, check_every_s=check_every_s)
         transactions.limit_attempt = watchdog.limit
         watchdog.start()
 
@@ -74,8 +75,9 @@ def set_thread_limit(seconds: float) -> None:
 class _Watchdog:
     """A thread that cuts a connection after its deadline."""
 
-    def __init__(self, timeout_s: float) -> None:
+    def __init__(self, timeout_s: float, *, check_every_s: float = CHECK_EVERY_S) -> None:
         self.timeout_s = timeout_s
+        self._check_every_s = check_every_s
         self.running: dict[int, tuple[float, BaseDatabaseWrapper] | None] = {}
         self._suspended_s = 0.0
         """Seconds during which the whole process was suspended (SIGSTOP, a paused machine); no limit includes them."""
@@ -101,9 +103,9 @@ class _Watchdog:
     def _run(self) -> None:
         while transactions.limit_attempt == self.limit:
             slept_from = time.monotonic()
-            time.sleep(CHECK_EVERY_S)
+            time.sleep(self._check_every_s)
             # Replies may have arrived meanwhile, so the waiting threads keep their remaining time to read them.
-            self._suspended_s += max(0.0, time.monotonic() - slept_from - 2 * CHECK_EVERY_S)
+            self._suspended_s += max(0.0, time.monotonic() - slept_from - 2 * self._check_every_s)
             now = self.now()
             # A copy: other threads add and remove entries meanwhile.
             for key, entry in list(self.running.items()):

@@ -67,10 +67,10 @@ def check_processes(unresponsive_pipe: int) -> Checks:
     return Checks({"processes": check}, {"processes": check})
 
 
-def check_server(server: Server) -> Checks:
-    """Check that the server's event loop responds, for both paths."""
-    problem = f"its event loop did not respond within {SERVER_S:g} s: read the log, restart it"
-    check = {"server": lambda: "" if server.is_responsive(SERVER_S) else problem}
+def check_server(server: Server, *, timeout_s: float = SERVER_S) -> Checks:
+    """Check that the server's event loop responds within `timeout_s`, for both paths."""
+    problem = f"its event loop did not respond within {timeout_s:g} s: read the log, restart it"
+    check = {"server": lambda: "" if server.is_responsive(timeout_s) else problem}
     return Checks(check, check)
 
 

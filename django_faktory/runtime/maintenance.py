@@ -113,8 +113,12 @@ class Maintenance:
         *,
         on_lost: Callable[[list[str]], None] | None = None,
         on_work: Callable[[set[str] | None], None] | None = None,
+        max_sleep_s: float = LONGEST_SLEEP_S,
+        retry_after_s: float = AFTER_FAILURE_S,
     ) -> None:
         self.alias = alias
+        self._max_sleep_s = max_sleep_s
+        self._retry_after_s = retry_after_s
         self._on_lost = on_lost or (lambda _: None)
         self._on_work = on_work or (lambda _: None)
         self._stopping = threading.Event()
@@ -184,7 +188,7 @@ class Maintenance:
     def _round(self) -> float:
         """Query for due work and run the due steps; return the seconds to sleep."""
         # While the process was suspended (SIGSTOP, a sleeping machine), it received no BEAT.
-        if time.monotonic() - self._round_at > LONGEST_SLEEP_S + SUSPENDED_S:
+        if time.monotonic() - self._round_at > self._max_sleep_s + SUSPENDED_S:
             self._listens_since = math.inf
         self._steps_with_work.clear()
         self._wake_at = math.inf  # a push during this round must end the next sleep
@@ -194,7 +198,7 @@ class Maintenance:
             self._success_at = time.monotonic()
         # A failed query restarts this: while the database was unreachable no BEAT could be stored (ADR 0017).
         self._listens_since = math.inf if due_in_s is None else min(self._listens_since, time.monotonic())
-        sleep_s = LONGEST_SLEEP_S if due_in_s is None else due_in_s
+        sleep_s = self._max_sleep_s if due_in_s is None else due_in_s
         for step in self._steps:
             # A step without a time in `_step_due_at` has not run yet: each runs in the first round.
             is_due = step.name in self._steps_with_work or time.monotonic() >= self._step_due_at.get(step.name, 0.0)
@@ -203,7 +207,7 @@ class Maintenance:
                 has_more = self._run_guarded(step.name, step.run)
                 pause_s = 0 if has_more else step.every_s
                 if has_more is None:  # it failed
-                    pause_s = min(pause_s, AFTER_FAILURE_S)
+                    pause_s = min(pause_s, self._retry_after_s)
                 self._step_due_at[step.name] = time.monotonic() + pause_s
                 sleep_s = 0 if has_more else sleep_s
         self._round_at = time.monotonic()
@@ -288,7 +292,7 @@ class Maintenance:
         }
         self._steps_with_work.update(name for name, has_any in has_work.items() if has_any)
         # A due cron run that cannot be taken is locked by another node, for the length of a transaction: do not spin.
-        return pending.due_in_s, min(max(min(tick_in_s, opens_in_s), RECHECK_DUE_S), LONGEST_SLEEP_S)
+        return pending.due_in_s, min(max(min(tick_in_s, opens_in_s), RECHECK_DUE_S), self._max_sleep_s)
 
     def _notice_other_nodes(self, wait_s: float | None) -> None:
         """Wake waiting FETCHes if a job that should be due by now is gone: another node enqueued it.

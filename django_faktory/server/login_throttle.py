@@ -14,10 +14,11 @@ MAX_ADDRESSES = 10_000
 
 
 class LoginThrottle:
-    """Leaky bucket of wrong passwords per address; leaks `limit` per minute. `limit=0` disables the throttle."""
+    """Leaky bucket of wrong passwords per address; leaks `limit` (PASSWORD_TRIES, 20) per minute. 0 disables it."""
 
-    def __init__(self, *, limit: int) -> None:
+    def __init__(self, *, limit: int, max_addresses: int = MAX_ADDRESSES) -> None:
         self._limit = limit
+        self._max_addresses = max_addresses
         self._levels: OrderedDict[str, tuple[float, float]] = OrderedDict()
 
     def record_failure(self, address: str, *, now: float) -> None:
@@ -27,7 +28,7 @@ class LoginThrottle:
         name = network_of(address)
         self._levels[name] = self._level(name, now) + 1, now
         self._levels.move_to_end(name)  # first is the oldest last failure, which is evicted below
-        if len(self._levels) > MAX_ADDRESSES:
+        if len(self._levels) > self._max_addresses:
             self._levels.popitem(last=False)
 
     def wait_s(self, address: str, *, now: float) -> float:

@@ -21,7 +21,7 @@ from ..models import Job, Limit, Queue
 from .chunks import chunks
 from .dialects import dialect_of
 from .dialects.base import JOB
-from .shared_reads import shared
+from .shared_reads import EXACT, Reuse, shared
 from .transactions import run
 
 QUEUE = Queue._meta.db_table  # noqa: SLF001  (documented)
@@ -103,16 +103,18 @@ def add(names: Iterable[str], *, using: str) -> None:
     run(using, lambda _: rows.bulk_create(new, ignore_conflicts=True), atomic=False, writes=True)
 
 
-def forget_unused(*, using: str, after: str = "", unused_s: float = UNUSED_S) -> tuple[int, str]:
+def forget_unused(
+    *, using: str, after: str = "", unused_s: float = UNUSED_S, portion_size: int = NAMES_AT_ONCE
+) -> tuple[int, str]:
     """Delete empty queues that were not used for `unused_s`, are not paused and have no limit.
 
-    Checks the next `NAMES_AT_ONCE` queues by name. Returns how many were deleted, and the last name, "" at the end.
+    Checks the next `portion_size` queues by name. Returns how many were deleted, and the last name, "" at the end.
     Scheduled and retrying jobs bring their queue back when they are enqueued.
     """
     rows, jobs = Queue.objects.using(using), Job.objects.filter(queue=OuterRef("name"))
     limit = Limit.objects.filter(scope=Scope.QUEUE, name=OuterRef("name"))
     unused = rows.filter(~Exists(limit), paused_at=None, used_at__lt=Now() - timedelta(seconds=unused_s))
-    next_names = rows.filter(name__gt=after).order_by("name").values_list("name", flat=True)[:NAMES_AT_ONCE]
+    next_names = rows.filter(name__gt=after).order_by("name").values_list("name", flat=True)[:portion_size]
     names = run(using, lambda _: list(next_names), atomic=False)
     empty = unused.filter(*(~Exists(jobs.in_state(state)) for state in _QUEUED), name__in=names)
     candidates = run(using, lambda _: list(empty.values_list("name", flat=True)), atomic=False)
@@ -124,7 +126,7 @@ def forget_unused(*, using: str, after: str = "", unused_s: float = UNUSED_S) ->
         return rows.filter(name__in=list(unchanged.values_list("name", flat=True))).delete()[0]
 
     count = run(using, verb) if candidates else 0
-    return count, names[-1] if len(names) == NAMES_AT_ONCE else ""
+    return count, names[-1] if len(names) == portion_size else ""
 
 
 def pause(queues: Sequence[str] | None, *, using: str) -> list[str]:
@@ -181,10 +183,10 @@ def latency(queues: Sequence[str], *, using: str) -> dict[str, float]:
     return run(using, verb, atomic=False) if queues else {}
 
 
-def shared_latency(queues: Sequence[str], *, using: str) -> dict[str, float]:
+def shared_latency(queues: Sequence[str], *, using: str, reuse: Reuse = EXACT) -> dict[str, float]:
     """Return `latency`, shared by callers of this process with the same queues: see `shared_reads`."""
     # Exact, so that a client that pushes and then asks for the latency finds its job (ADR 0031).
-    return shared((latency, *queues), partial(latency, queues, using=using), using=using, exact=True)
+    return shared((latency, *queues), partial(latency, queues, using=using), using=using, reuse=reuse)
 
 
 def read_waiting(names: Sequence[str], *, using: str, max_count: int = COUNTED) -> dict[str, Waiting]:

@@ -28,6 +28,20 @@ MAX_READS = 64
 T = TypeVar("T")
 
 
+class Reuse(NamedTuple):
+    """How long the result of a read is reused: at least `kept_s`, and `cost` times the duration of the read."""
+
+    kept_s: float = KEPT_S
+    cost: float = COST
+    exact_below_s: float = 0.0
+    """Repeat reads that take less than this many seconds: only a read that began after the call counts."""
+
+
+DEFAULT_REUSE = Reuse()
+EXACT = Reuse(exact_below_s=CHEAP_S)
+"""For results that must not be from before the call, unless the read takes long."""
+
+
 class Result(NamedTuple):
     """A result or an error, with the times at which its read began and ended."""
 
@@ -50,16 +64,16 @@ class SharedRead(Generic[T]):
         self._is_reading = False
         self._latest: Result | None = None
 
-    def get(self, read: Callable[[], T], *, exact: bool = False) -> T:
+    def get(self, read: Callable[[], T], *, reuse: Reuse = DEFAULT_REUSE) -> T:
         """Return the kept result if it is recent enough, otherwise the result of `read`.
 
-        With `exact` only a read that began after the call counts, provided that reads take less than `CHEAP_S`; the
-        call then waits at most `COST` times `CHEAP_S`. Raises the exception of `read`, also in the callers that waited.
+        A call that needs a new result of a cheap read waits at most `cost` times `exact_below_s` before the read.
+        Raises the exception of `read`, also in the callers that waited.
         """
         called_at = time.monotonic()
         with self._condition:
-            while (result := self._find_usable(called_at, exact=exact)) is None:
-                pause_s = self._compute_pause_s()
+            while (result := self._find_usable(called_at, reuse)) is None:
+                pause_s = self._compute_pause_s(reuse)
                 if not self._is_reading and pause_s <= 0:
                     self._is_reading = True
                     break
@@ -72,23 +86,23 @@ class SharedRead(Generic[T]):
         value: T = result.value
         return value
 
-    def _find_usable(self, called_at: float, *, exact: bool) -> Result | None:
+    def _find_usable(self, called_at: float, reuse: Reuse) -> Result | None:
         latest = self._latest
         # A read that began after the call is exact for this caller, however it ended.
         if latest is None or latest.began_at >= called_at:
             return latest
         if latest.error is not None:  # an error counts only for the callers that waited for it
             return latest if latest.ended_at >= called_at else None
-        if exact and latest.took_s < CHEAP_S:
+        if latest.took_s < reuse.exact_below_s:
             return None
-        return latest if time.monotonic() - latest.began_at <= max(KEPT_S, COST * latest.took_s) else None
+        return latest if time.monotonic() - latest.began_at <= max(reuse.kept_s, reuse.cost * latest.took_s) else None
 
-    def _compute_pause_s(self) -> float:
+    def _compute_pause_s(self, reuse: Reuse) -> float:
         """Return the seconds until the next read may begin."""
         latest = self._latest
         if latest is None or latest.error is not None:
             return 0.0
-        return latest.began_at + COST * latest.took_s - time.monotonic()
+        return latest.began_at + reuse.cost * latest.took_s - time.monotonic()
 
     def _read(self, read: Callable[[], T]) -> Result:
         began_at = time.monotonic()
@@ -110,7 +124,7 @@ _lock = threading.Lock()
 _reads: dict[tuple[str, Hashable], SharedRead[Any]] = {}
 
 
-def shared(key: Hashable, read: Callable[[], T], *, using: str, exact: bool = False) -> T:
+def shared(key: Hashable, read: Callable[[], T], *, using: str, reuse: Reuse = DEFAULT_REUSE) -> T:
     """Return the result of `read`, or a recent one with the same key and database; see `SharedRead.get`.
 
     Inside a transaction, which may see uncommitted rows, only call `read`.
@@ -123,7 +137,7 @@ def shared(key: Hashable, read: Callable[[], T], *, using: str, exact: bool = Fa
         _reads[using, key] = shared_read  # moved to the end: the first key is the least recently used
         if len(_reads) > MAX_READS:
             del _reads[next(iter(_reads))]
-    result: T = shared_read.get(read, exact=exact)
+    result: T = shared_read.get(read, reuse=reuse)
     return result
 
 

@@ -95,9 +95,10 @@ def run(
     writes: bool = False,
     snapshot: bool = False,
     raises_lock_timeout: bool = True,
+    max_pause_s: float = MAX_PAUSE_S,
 ) -> T:
     """Run `verb(connection)` in a new transaction, and return its result. Blocks; up to `ATTEMPTS` attempts, or
-    `DEADLOCK_ATTEMPTS` if they end in deadlocks.
+    `DEADLOCK_ATTEMPTS` if they end in deadlocks, with pauses of at most `max_pause_s`.
 
     `verb` must be safe to repeat. With `atomic=False` it is one statement that commits by itself; pass `writes` if it
     is not a SELECT. With `snapshot` it only reads: all its statements see the same snapshot, and it takes no lock.
@@ -134,7 +135,7 @@ def run(
             if attempt >= ATTEMPTS or error_code(error) not in LOST:
                 raise
         # Random, so that two transactions that collided do not meet again; up to 10 ms, doubled each time.
-        time.sleep(random.uniform(0, min(MAX_PAUSE_S, 0.005 * 2**attempt)))
+        time.sleep(random.uniform(0, min(max_pause_s, 0.005 * 2**attempt)))
     raise AssertionError("unreachable")
 
 

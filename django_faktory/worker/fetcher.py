@@ -20,6 +20,7 @@ from . import suspects
 from .job_buffer import UNBEGUN_S, JobBuffer
 from .outage_pause import OutagePause
 from .queue_order import QueueOrder
+from .suspects import DEFAULT_SUSPECT_LIMITS, SuspectLimits
 
 logger = get_logger(__name__)
 
@@ -50,6 +51,7 @@ class Fetcher:
         on_drained: Callable[[], None] | None,
         queue_limits: Mapping[str, int] = _UNLIMITED,
         is_reported: Callable[[], bool] = lambda: True,
+        suspect_limits: SuspectLimits = DEFAULT_SUSPECT_LIMITS,
     ) -> None:
         self._broker = broker
         self._buffer = buffer
@@ -61,6 +63,7 @@ class Fetcher:
         self._on_drained = on_drained
         self._queue_limits = queue_limits
         self._is_reported = is_reported
+        self._suspect_limits = suspect_limits
         if queue_limits:
             buffer.on_end = self._on_job_end
         self._stopping = threading.Event()
@@ -223,7 +226,7 @@ class Fetcher:
 
     def _accept_alone(self, suspect: Reservation, jobs: Sequence[Reservation]) -> None:
         """Keep only the suspect, a job that lost its worker twice; release the jobs fetched with it."""
-        if not self._buffer.add_alone(suspect, wait_s=suspects.wait_s(suspect)):
+        if not self._buffer.add_alone(suspect, wait_s=suspects.wait_s(suspect, limits=self._suspect_limits)):
             self._release(jobs)
             return
         logger.warning(

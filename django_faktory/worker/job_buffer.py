@@ -200,9 +200,9 @@ class JobBuffer:
         self._unlocking -= matching
         return bool(matching)
 
-    def take_unbegun(self) -> list[Reservation]:
-        """Remove and return waiting jobs if no thread has begun one for UNBEGUN_S."""
-        if not self.has_waiting() or time.monotonic() - self._progressed_at < UNBEGUN_S:
+    def take_unbegun(self, *, after_s: float = UNBEGUN_S) -> list[Reservation]:
+        """Remove and return waiting jobs if no thread has begun one for `after_s`."""
+        if not self.has_waiting() or time.monotonic() - self._progressed_at < after_s:
             return []
         with self._lock:
             self._prefetch_window.record_unbegun()

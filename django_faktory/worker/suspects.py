@@ -6,19 +6,27 @@ Another Faktory server sends no history; its jobs are never suspects.
 
 from __future__ import annotations
 
+from typing import NamedTuple
+
 from ..core import payloads
 from ..core.lifecycle import MAX_LOSSES, WORKER_LOST
 from ..core.payloads import LATER, Failure, Reservation, parse_instant
 from ..errors import InvalidPayload
 from ..tasks.results import Attempt, attempts_of
 
-WAIT_S = 10.0
-"""Minimum seconds that a suspect waits in its process for the other jobs; the process fetches nothing meanwhile."""
 
-SHARE = 0.5
-"""The wait grows to this part of the time since the latest loss. Otherwise a suspect would never run if every
-process always has a job that takes a minute.
-"""
+class SuspectLimits(NamedTuple):
+    """Limits of the wait of a suspect for the other jobs of its process."""
+
+    min_wait_s: float = 10.0
+    """Minimum seconds that a suspect waits in its process for the other jobs; the process fetches nothing meanwhile."""
+    wait_share: float = 0.5
+    """The wait grows to this part of the time since the latest loss. Otherwise a suspect would never run if every
+    process always has a job that takes a minute."""
+
+
+DEFAULT_SUSPECT_LIMITS = SuspectLimits()
+"""The limits of a worker in production; tests use shorter ones."""
 
 PAUSE_S = 5.0
 """Seconds until a deferred suspect is ready again; meanwhile the process fetches other jobs."""
@@ -30,17 +38,17 @@ def is_suspect(job: Reservation) -> bool:
     return WORKER_LOST in job.history and len(_losses(job)) >= MAX_LOSSES - 1
 
 
-def wait_s(job: Reservation) -> float:
+def wait_s(job: Reservation, *, limits: SuspectLimits = DEFAULT_SUSPECT_LIMITS) -> float:
     """Return the seconds that this suspect waits for the other jobs of its process to end."""
     losses = _losses(job)
     try:
         lost_at = parse_instant("failed_at", losses[-1].failed_at)
     except (IndexError, InvalidPayload):
-        return WAIT_S
+        return limits.min_wait_s
     if job.started_at is None or lost_at is None:
-        return WAIT_S
+        return limits.min_wait_s
     # Both times are from the database's clock: the clock of the node of the earlier attempt may differ.
-    return max(WAIT_S, SHARE * (job.started_at - lost_at).total_seconds())
+    return max(limits.min_wait_s, limits.wait_share * (job.started_at - lost_at).total_seconds())
 
 
 def defer_suspect(job: Reservation) -> Failure:

@@ -33,6 +33,7 @@ from .process import CLEAN, CRASHED, RECYCLE, new_wid
 from .queue_order import QueueOrder
 from .recycling import RecyclePolicy
 from .reporter import Reporter
+from .suspects import DEFAULT_SUSPECT_LIMITS, SuspectLimits
 from .thread_pool import ThreadPool, build_interruption
 
 logger = get_logger(__name__)
@@ -91,9 +92,11 @@ class Worker:
         poll_interval: float = 1.0,
         beat_interval: float = 15.0,
         shutdown_timeout: float = 25.0,
+        flush_s: float = FLUSH_S,
         max_prefetch: int = MAX_PREFETCH,
         drain: bool = False,
         limits: MonitorLimits = DEFAULT_MONITOR_LIMITS,
+        suspect_limits: SuspectLimits = DEFAULT_SUSPECT_LIMITS,
         queue_limits: Mapping[str, int] | None = None,
         recycle_policy: RecyclePolicy | None = None,
         has_signal_thread: bool = False,
@@ -102,7 +105,8 @@ class Worker:
         self.wid = wid or new_wid()
         self._broker = broker
         self._order, self._concurrency = QueueOrder(queues), concurrency
-        self._shutdown_timeout_s, self._has_signal_thread = shutdown_timeout, has_signal_thread
+        self._shutdown_timeout_s, self._flush_s = shutdown_timeout, flush_s
+        self._has_signal_thread = has_signal_thread
         self._orders: SimpleQueue[str] = SimpleQueue()
         self._is_quiet = self._is_running = False
         self.is_stuck = self.is_recycled = False
@@ -115,21 +119,39 @@ class Worker:
         self._heartbeat = Heartbeat(
             broker, wid=self.wid, interval_s=beat_interval, on_order=on_order, held_attempts=self._buffer.held_attempts
         )
-        self._fetcher = Fetcher(
-            broker,
-            self._buffer,
-            wid=self.wid,
-            order=self._order,
+        self._fetcher = self._make_fetcher(
             listen=listen,
             poll_interval_s=poll_interval,
-            may_fetch=self._heartbeat.is_fresh,
-            on_drained=(lambda: self._orders.put(DRAINED)) if drain else None,
+            drain=drain,
             queue_limits=queue_limits or {},
-            is_reported=self._is_reported,
+            suspect_limits=suspect_limits,
         )
         self._reporter = self._make_reporter()
         self._lock_renewer = LockRenewer(broker, self._buffer)
         self._loops = self._make_threads()
+
+    def _make_fetcher(
+        self,
+        *,
+        listen: Callable[[], Listener] | None,
+        poll_interval_s: float,
+        drain: bool,
+        queue_limits: Mapping[str, int],
+        suspect_limits: SuspectLimits,
+    ) -> Fetcher:
+        return Fetcher(
+            self._broker,
+            self._buffer,
+            wid=self.wid,
+            order=self._order,
+            listen=listen,
+            poll_interval_s=poll_interval_s,
+            may_fetch=self._heartbeat.is_fresh,
+            on_drained=(lambda: self._orders.put(DRAINED)) if drain else None,
+            queue_limits=queue_limits,
+            is_reported=self._is_reported,
+            suspect_limits=suspect_limits,
+        )
 
     def _make_reporter(self) -> Reporter:
         return Reporter(
@@ -307,7 +329,7 @@ class Worker:
         # Threads that the interruption did not reach will not end: keep the remaining time for the reports.
         has_ended = self._thread_pool.close(time.monotonic() + (0.5 if self._buffer.is_empty() else 0.1))
         self._release_running()
-        are_reports_sent = self._flush(max(deadline, time.monotonic()) + FLUSH_S)
+        are_reports_sent = self._flush(max(deadline, time.monotonic()) + self._flush_s)
         # Only now: until here the worker may have jobs, and their locks must not expire.
         self._heartbeat.stop()
         self._lock_renewer.stop()

@@ -7,11 +7,14 @@ from html import unescape
 from itertools import pairwise
 
 import pytest
+from django.contrib import admin
 from django.contrib.admin.models import LogEntry
 from django.urls import reverse
 from django.utils import timezone
 
+from django_faktory.admin.base import format_capped
 from django_faktory.admin.jobs import bulk
+from django_faktory.admin.jobs.changelist import JobAdmin
 from django_faktory.models import Job
 from django_faktory.operations import error_groups
 from django_faktory.operations.error_groups import ErrorKind
@@ -195,32 +198,29 @@ def test_an_invalid_retry_rate_means_an_immediate_retry(admin_client, pace):
     assert Job.objects.get().state == "enqueued"
 
 
-def test_a_bulk_retry_runs_in_steps_and_ignores_jobs_that_die_later(admin_client, monkeypatch):
-    monkeypatch.setattr(bulk, "CHUNK", 2)
-    monkeypatch.setattr(bulk, "run_steps", lambda run, using: run_steps(run, using=using, max_work_s=0))
-    [dead(number) for number in range(5)]
+def test_a_bulk_retry_runs_in_steps_and_ignores_jobs_that_die_later(admin_client, admin_user, rf):
+    fields = {"errtype": "net.Timeout", "jobtype": "shop.send", "failure": TIMEOUT % 1}
+    Job.objects.bulk_create(JobFactory.many(bulk.CHUNK * 5 // 4, dead=True, **fields))
     first = admin_client.post(f"{reverse('admin:django_faktory_job_all')}?verb=retry&{KIND.query}").content.decode()
     later = dead(9)
     [sealed] = re.findall(r'name="run" value="([^"]+)"', first)
     step = reverse("admin:django_faktory_job_all_step")
-    shown = admin_client.post(step, {"run": sealed}).content.decode()
-    assert "Retried: 2 of 5." in words(shown)
-    assert 'value="40"' in shown
+    request = rf.post(step, {"run": sealed})
+    request.user = admin_user
+    shown = JobAdmin(Job, admin.site)._step(request, max_work_s=0).render().content.decode()
+    assert f"Retried: {bulk.CHUNK} of {bulk.CHUNK * 5 // 4}." in words(shown)
+    assert 'value="80"' in shown
     while match := re.search(r'name="run" value="([^"]+)"', shown):
         shown = admin_client.post(step, {"run": match[1]}).content.decode()
     assert list(Job.objects.dead()) == [later]
 
 
-run_steps = bulk.run_steps
-
-
-def test_a_capped_count_is_shown_with_a_plus_and_without_a_percentage(admin_client, monkeypatch):
-    monkeypatch.setattr(bulk, "COUNTED", 2)
-    [dead(number) for number in range(4)]
-    assert "2+ job" in words(page(admin_client, "all", f"verb=retry&{KIND.query}"))
-    begun = admin_client.post(f"{reverse('admin:django_faktory_job_all')}?verb=retry&{KIND.query}").content.decode()
-    assert "<progress" in begun
-    assert "value=" not in re.search("<progress[^>]*>", begun)[0]
+@pytest.mark.parametrize("scope", [bulk.BulkScope("", KIND), bulk.BulkScope("error:net.Timeout")])
+def test_a_count_that_ends_at_its_maximum_is_a_lower_bound(scope):
+    [dead(number) for number in range(3)]
+    count = scope.count_jobs("retry", using="default", max_count=2)
+    assert (str(count), format_capped(count, bulk.COUNTED)) == ("2+", "2+")
+    assert str(scope.count_jobs("retry", using="default", max_count=3)) == "3"
 
 
 def test_arguments_are_edited_before_a_retry(admin_client):

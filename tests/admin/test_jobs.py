@@ -1,5 +1,6 @@
 """Test the job list and the job page: queries, views, and actions on one job or on all matching jobs."""
 
+import re
 from urllib.parse import urlencode
 
 import pytest
@@ -13,7 +14,7 @@ from django_faktory.admin.jobs import bulk
 from django_faktory.core.histograms import Series
 from django_faktory.models import Batch, Job
 from django_faktory.models.cron import CronEntry, CronRun
-from django_faktory.models.job import JobQuerySet
+from django_faktory.models.job import RECENT
 from django_faktory.store.statistics import histograms
 from example_project.shop.models import Order
 from tests.admin.test_admin import act, staff
@@ -73,9 +74,9 @@ def test_links_to_the_states_keep_the_query(admin_client):
     assert 'href="?state=enqueued&amp;q=queue%3Amail" aria-current="page"' in shown
 
 
-def test_a_search_without_an_index_covers_only_recent_jobs(admin_client, monkeypatch):
-    monkeypatch.setattr("django_faktory.models.job.JobQuerySet.recent.__defaults__", (1,))
-    old, new = JobFactory(queue="mail"), JobFactory(queue="mail")
+def test_a_search_without_an_index_covers_only_recent_jobs(admin_client):
+    old = JobFactory(queue="mail")
+    new = JobFactory(queue="mail", pk=old.pk + RECENT)
     shown = page(admin_client, "changelist", "q=queue:mail")
     assert new.jid in shown
     assert old.jid not in shown
@@ -103,10 +104,12 @@ def test_a_bulk_action_respects_batch_and_object_filters(admin_client, query):
     assert Job.objects.dead().count() == 1
 
 
-def test_a_bulk_action_on_recent_jobs_does_not_extend_to_older_ones(admin_client, monkeypatch):
-    monkeypatch.setattr(bulk, "CHUNK", 1)
+def test_a_bulk_action_on_recent_jobs_does_not_extend_to_older_ones():
     old, *new = (JobFactory(dead=True, payload='{"args":["x1"]}') for _ in range(3))
-    all_of(admin_client, "retry", "q=dead text:x1 among:2")
+    run = bulk.begin("retry", bulk.BulkScope("dead text:x1 among:2"), total=2, user=0, reason="", using="default")
+    Job.objects.filter(pk=new[-1].pk).retry()  # now the older job is among the newest two
+    while not run.is_over:
+        run = bulk.run_steps(run, using="default", chunk_size=1)
     assert list(Job.objects.dead()) == [old]
     assert set(Job.objects.enqueued()) == set(new)
 
@@ -303,10 +306,15 @@ def test_terminating_a_worker_requires_confirmation_and_quieting_does_not(admin_
     assert worker.state == "quiet"
 
 
-def test_a_count_of_recent_jobs_only_is_shown_with_a_plus(admin_client, monkeypatch):
-    JobFactory.create_batch(3, jobtype="shop.tasks.mail")
-    monkeypatch.setattr(bulk, "RECENT", 2)
-    monkeypatch.setattr(JobQuerySet.recent, "__defaults__", (2,))
+def make_mails_of_which_two_are_recent():
+    # Jobs count as recent by the distance of their ids.
+    first = JobFactory(jobtype="shop.tasks.mail").pk
+    for pk in (first + RECENT, first + RECENT + 1):
+        JobFactory(jobtype="shop.tasks.mail", pk=pk)
+
+
+def test_a_count_of_recent_jobs_only_is_shown_with_a_plus(admin_client):
+    make_mails_of_which_two_are_recent()
     address = reverse("admin:django_faktory_job_all")
     text = admin_client.get(address, {"verb": "discard", "q": "task:shop.tasks.mail"}).content.decode()
     assert "2+ jobs" in text
@@ -322,11 +330,11 @@ def test_a_count_of_recent_jobs_only_is_shown_with_a_plus(admin_client, monkeypa
     assert not Job.objects.exists()
 
 
-def test_the_log_entry_of_a_bulk_action_shows_the_capped_count(admin_client, monkeypatch):
-    JobFactory.create_batch(3, jobtype="shop.tasks.mail")
-    monkeypatch.setattr(bulk, "RECENT", 2)
-    monkeypatch.setattr(JobQuerySet.recent, "__defaults__", (2,))
-    admin_client.post(f"{reverse('admin:django_faktory_job_all')}?verb=discard&q=task:shop.tasks.mail", {"why": "old"})
+def test_the_log_entry_of_a_bulk_action_shows_the_capped_count(admin_client):
+    make_mails_of_which_two_are_recent()
+    address = f"{reverse('admin:django_faktory_job_all')}?verb=discard&q=task:shop.tasks.mail"
+    begun = admin_client.post(address, {"why": "old"}).content.decode()
+    assert "value=" not in re.search("<progress[^>]*>", begun)[0]
     assert "begun for all matching jobs (2+): old" in LogEntry.objects.latest("pk").change_message
 
 

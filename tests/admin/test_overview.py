@@ -14,7 +14,7 @@ from django_faktory.admin import base
 from django_faktory.admin.overview import charts, data
 from django_faktory.admin.overview.charts import Point
 from django_faktory.core.histograms import Series
-from django_faktory.models import Counter, Limit, OutboxEntry, Queue, WorkerProcess
+from django_faktory.models import Counter, Job, Limit, OutboxEntry, Queue, WorkerProcess
 from django_faktory.operations import alarms, error_groups
 from django_faktory.store import queues
 from django_faktory.store.limits import definitions
@@ -113,12 +113,11 @@ def test_a_large_set_is_counted_to_the_cap(monkeypatch):
     monkeypatch.setattr(
         counts, "shared_bounded_counts", partial(counts.read_bounded_counts, sizes=counts.CountLimits(at_once=3))
     )
-    monkeypatch.setattr(queues, "COUNTED", 2)
     QueueFactory(name="default", paused_at=timezone.now())
-    JobFactory.create_batch(5)
+    Job.objects.bulk_create(JobFactory.many(queues.COUNTED + 1))
     JobFactory(dead=True)
     read = data.read(using="default")
-    assert [(line.depth, line.is_paused) for line in read.queues] == [("2+", True)]
+    assert [(line.depth, line.is_paused) for line in read.queues] == [("500+", True)]
     assert {tile.name: tile.number for tile in read.tiles}.items() >= {"enqueued": "3+", "dead": "1"}.items()
     assert base.format_capped(3, 2) == "2+"
 

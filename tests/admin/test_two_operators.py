@@ -5,7 +5,6 @@ Each user reads one clear line, no action is executed or logged twice, and no pa
 
 import re
 from concurrent.futures import ThreadPoolExecutor
-from functools import partial
 from html import unescape
 from threading import Barrier
 
@@ -53,6 +52,11 @@ def read_messages(answer):
     return unescape(" ".join(re.sub(r"<[^>]*>", " ", found[1]).split())) if found else ""
 
 
+def read_run(page):
+    """Return the signed run in the form of a page."""
+    return re.search(r'name="run" value="([^"]+)"', page.content.decode())[1]
+
+
 def act(client, job, verb):
     return post(client, address("job_act", job.pk, verb), confirmed="yes")
 
@@ -93,21 +97,19 @@ def test_selected_jobs_that_another_user_has_retried_are_neither_changed_nor_log
     assert sorted(logged) == sorted([("ada", str(first.pk)), ("ada", str(second.pk)), ("grace", str(third.pk))])
 
 
-def test_two_bulk_runs_on_the_same_jobs_change_each_job_once(two, monkeypatch):
-    monkeypatch.setattr(bulk, "CHUNK", 10)
-    monkeypatch.setattr(bulk, "run_steps", partial(bulk.run_steps, max_work_s=0))
+def test_two_bulk_runs_on_the_same_jobs_change_each_job_once(two):
     JobFactory.create_batch(45, dead=True)
-    runs = {}
+    runs = []
     for client, verb in zip(two, ("retry", "discard"), strict=True):
         page = client.post(f"{address('job_all')}?verb={verb}&state=dead", {"why": "both"})
         assert page.status_code == 200
-        runs[client] = page
-    for _ in range(20):  # one step each in turn
-        for client, page in runs.items():
-            if found := re.search(r'name="run" value="([^"]+)"', page.content.decode()):
-                runs[client] = client.post(address("job_all_step"), {"run": found[1]})
-                assert runs[client].status_code == 200
-    texts = [page.content.decode() for page in runs.values()]
+        runs.append(bulk.load_signed(read_run(page), user=client.session["_auth_user_id"]))
+    while not all(run.is_over for run in runs):  # one step each in turn
+        runs = [bulk.run_steps(run, using="default", max_work_s=0, chunk_size=10) for run in runs]
+    steps = [{"run": bulk.dump_signed(run)} for run in runs]
+    texts = [
+        client.post(address("job_all_step"), step).content.decode() for client, step in zip(two, steps, strict=True)
+    ]
     assert all("<strong>Done.</strong>" in text for text in texts)
     retried, discarded = (int(re.search(r"</strong> \w+: (\d+)", text)[1]) for text in texts)
     assert Job.objects.dead().count() == 0
@@ -190,18 +192,17 @@ def test_an_action_after_the_end_of_the_session_is_not_executed_and_leads_back(t
     assert not LogEntry.objects.exists()
 
 
-def test_a_bulk_run_can_be_continued_after_the_same_user_has_logged_in_again(two, monkeypatch):
-    monkeypatch.setattr(bulk, "CHUNK", 10)
-    monkeypatch.setattr(bulk, "run_steps", partial(bulk.run_steps, max_work_s=0))
+def test_a_bulk_run_can_be_continued_after_the_same_user_has_logged_in_again(two):
     ada, grace = two
     JobFactory.create_batch(25, dead=True)
-    page = ada.post(f"{address('job_all')}?verb=retry&state=dead").content.decode()
-    run = re.search(r'name="run" value="([^"]+)"', page)[1]
+    page = ada.post(f"{address('job_all')}?verb=retry&state=dead")
+    begun = bulk.load_signed(read_run(page), user=ada.session["_auth_user_id"])
+    run = bulk.dump_signed(bulk.run_steps(begun, using="default", max_work_s=0, chunk_size=10))
     ada.logout()
     log_in_again(ada, ada.post(address("job_all_step"), {"run": run}))
-    assert Job.objects.dead().count() == 25
-    assert "Start it again for the remaining jobs" in post(grace, address("job_all_step"), run=run)
-    assert Job.objects.dead().count() == 25
-    page = ada.post(address("job_all_step"), {"run": run})
-    assert "Retried: 10" in page.content.decode()
     assert Job.objects.dead().count() == 15
+    assert "Start it again for the remaining jobs" in post(grace, address("job_all_step"), run=run)
+    assert Job.objects.dead().count() == 15
+    page = ada.post(address("job_all_step"), {"run": run})
+    assert "Retried: 25" in page.content.decode()
+    assert Job.objects.dead().count() == 0

@@ -11,7 +11,8 @@ from django_faktory.models import Job
 from django_faktory.store import notifier, transactions
 from django_faktory.store.dialects.postgresql.pooler import is_pooled
 from django_faktory.store.jobs import pushes
-from django_faktory.store.notifier import postgresql, publisher
+from django_faktory.store.notifier import publisher
+from django_faktory.store.notifier.postgresql import PostgresListener
 from tests.factories import payload
 from tests.project.tasks import noop
 from tests.server.raw import RawClient, push
@@ -110,11 +111,10 @@ def asked_once(sql):
         return cursor.fetchone()[0]
 
 
-def test_a_listener_leaves_no_channel_in_shared_sessions(behind, closing_later, monkeypatch, caplog):
-    monkeypatch.setattr(postgresql, "TEST_TIMEOUT_S", 0.3)
+def test_a_listener_leaves_no_channel_in_shared_sessions(behind, closing_later, caplog):
     behind()
     have_many_sessions()
-    listener = closing_later(notifier.listen("default"))
+    listener = closing_later(PostgresListener("default", test_timeout_s=0.3))
     wait_until(lambda: not listener._thread.is_alive())
     assert not listener.receives_all
     assert listener.poll_s(1.0) == 1.0

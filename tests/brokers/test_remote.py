@@ -307,8 +307,7 @@ def test_bye_keeps_the_connections_of_other_workers_open():
         broker.fetch([ANY])
 
 
-def test_bye_interrupts_a_thread_that_waits_for_a_reply(monkeypatch):
-    monkeypatch.setattr(connections, "GOODBYE_TIMEOUT_S", 0.02)
+def test_bye_interrupts_a_thread_that_waits_for_a_reply():
     ended = []
 
     def fetch():
@@ -316,7 +315,7 @@ def test_bye_interrupts_a_thread_that_waits_for_a_reply(monkeypatch):
             broker.fetch([ANY])
         ended.append(True)
 
-    talk = Talk(session((b"FETCH default\r\n", None), hello=MY_HELLO), identity=ME)
+    talk = Talk(session((b"FETCH default\r\n", None), hello=MY_HELLO), identity=ME, goodbye_timeout_s=0.02)
     with talk as broker:
         thread = threading.Thread(target=fetch)
         thread.start()

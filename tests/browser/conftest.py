@@ -8,12 +8,15 @@ from django.contrib.auth.models import User
 
 from django_faktory.admin import polling
 from django_faktory.brokers import get_broker
+from tests.waiting import wait_until
 
 ARGUMENTS = (
     "--no-sandbox", "--disable-gpu", "--disable-quic", "--no-first-run", "--disable-background-networking",
     "--disable-component-update", "--disable-sync",
 )  # fmt: skip
 WAIT_MS = 60_000
+LONGEST_PAUSE_S = 10
+"""More than the pause between two updates of any page."""
 
 
 class Screen:
@@ -49,6 +52,22 @@ class Screen:
                 seen = self.page.locator("#content, #main").first.inner_text()[:2000]
                 raise AssertionError(f"{text!r} is not on {self.page.url}, which says:\n{seen}") from error
 
+    def skip_pause(self):
+        """Skip the pause before the next update, until the page asks for that; the window needs `has_fake_clock`."""
+        asked = []
+
+        def has_asked():
+            self.page.clock.fast_forward(1000 * LONGEST_PAUSE_S)
+            return asked
+
+        def note(request):
+            if request.url.endswith("/part/"):
+                asked.append(request)
+
+        self.page.on("request", note)
+        wait_until(has_asked)
+        self.page.remove_listener("request", note)
+
     def keep(self, name):
         """Save a screenshot if FAKTORY_SCREENSHOTS names a folder."""
         if folder := os.environ.get("FAKTORY_SCREENSHOTS"):
@@ -76,14 +95,17 @@ def chromium(chromium_path):
 
 @pytest.fixture
 def screen(chromium, transactional_db, live_server, monkeypatch):
-    """`screen(width=…, theme=…)` opens a window in which a superuser is logged in; `scale` enlarges its pages."""
+    """`screen(width=…, theme=…)` opens a window in which a superuser is logged in; `scale` enlarges its pages.
+
+    With `has_fake_clock` the timers of its pages can be advanced (`Screen.skip_pause`).
+    """
     # Polls of earlier tests count for a minute: pages would be updated less often.
     monkeypatch.setattr(polling, "budget", polling.PollBudget())
     get_broker.cache_clear()  # it remembers queues of earlier tests, which have no rows now
     User.objects.create_superuser("on-call", password="secret")
     opened = []
 
-    def open_(*, width=1280, height=900, scale=1, theme="light", script=True):
+    def open_(*, width=1280, height=900, scale=1, theme="light", script=True, has_fake_clock=False):
         context = chromium.new_context(
             viewport={"width": width // scale, "height": height // scale},
             device_scale_factor=scale,
@@ -92,6 +114,8 @@ def screen(chromium, transactional_db, live_server, monkeypatch):
         )
         opened.append(context)
         found = Screen(context.new_page(), live_server.url)
+        if has_fake_clock:  # before the first page: timers of a page that is open already stay real
+            found.page.clock.install()
         found.log_in()
         return found
 

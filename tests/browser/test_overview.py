@@ -1,18 +1,11 @@
 """The overview in a browser: a button ends an alarm, and the page says when its numbers are old."""
 
-import pytest
 from django.utils import timezone
 
 from django_faktory.admin import polling
-from django_faktory.admin.overview import view
 from django_faktory.admin.polling import PollBudget
 from django_faktory.models import Queue
 from tests.factories import JobFactory, QueueFactory
-
-
-@pytest.fixture(autouse=True)
-def fast(monkeypatch):
-    monkeypatch.setattr(view, "REFRESHED_EVERY_S", 0.2)
 
 
 def test_one_click_resumes_a_paused_queue(screen):
@@ -27,21 +20,25 @@ def test_one_click_resumes_a_paused_queue(screen):
 
 
 def test_the_page_says_that_the_session_has_ended(screen):
-    seen = screen()
+    seen = screen(has_fake_clock=True)
     seen.page.context.clear_cookies()
+    seen.skip_pause()
     seen.sees("You are logged out: this page is no longer updated.")
 
 
 def test_the_page_says_that_the_server_does_not_answer_until_it_does(screen):
-    seen = screen()
+    seen = screen(has_fake_clock=True)
     seen.page.route("**/overview/part/", lambda route: route.abort())
+    seen.skip_pause()
     seen.sees("The server does not answer")
     seen.page.unroute("**/overview/part/")
+    seen.skip_pause()
     seen.page.get_by_text("The server does not answer").wait_for(state="hidden")
 
 
 def test_the_page_says_that_it_is_updated_less_often_because_many_users_watch(screen, monkeypatch):
     monkeypatch.setattr(polling, "budget", PollBudget(share=1e-9))
-    seen = screen()
+    seen = screen(has_fake_clock=True)
+    seen.skip_pause()
     seen.sees("Many users watch: this page is updated every")
     assert seen.complaints == []

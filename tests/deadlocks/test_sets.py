@@ -14,7 +14,7 @@ from django.utils import timezone
 from django_faktory.brokers.orm import OrmBroker
 from django_faktory.core.payloads import Ack, FetchRequest, NewBatch
 from django_faktory.models import Job
-from django_faktory.store.jobs import pushes, unique_push
+from django_faktory.store.jobs import pushes
 from tests.deadlocks.nodes import count_deadlocks, run_concurrently
 from tests.factories import JobFactory, payload
 from tests.store import by_ids
@@ -91,8 +91,8 @@ def ids():
     return sorted(shuffled(Job.objects.values_list("pk", flat=True), SIZE * 2 // 3))
 
 
-def push_some(**fields):
-    pushes.push(made(shuffled(names(), SIZE * 2 // 3), **fields), using=USING)
+def push_some(push=pushes.push, **fields):
+    push(made(shuffled(names(), SIZE * 2 // 3), **fields), using=USING)
 
 
 def push_mixed(**fields):
@@ -113,9 +113,9 @@ def push_unique():
     pushes.push(unique(shuffled(names(), SIZE // 2)), using=USING)
 
 
-def push_unique_and_plain():
+def push_unique_and_plain(push=pushes.push):
     chosen = shuffled(names())
-    pushes.push(shuffled(unique(chosen[: SIZE // 3]) + made(f"plain-{name}" for name in chosen)), using=USING)
+    push(shuffled(unique(chosen[: SIZE // 3]) + made(f"plain-{name}" for name in chosen)), using=USING)
 
 
 def push_members(bid):
@@ -155,10 +155,9 @@ def test_pushes_over_dead_jobs_do_not_deadlock_with_changes_of_them(race, kind):
     race(("push", push), ("turn", turn), ("requeue", requeue), ("discard", discard), prepare=partial(store, dead=True))
 
 
-@pytest.mark.parametrize("push", [push_some, push_unique_and_plain])
-def test_pushes_that_need_several_statements_do_not_deadlock(race, monkeypatch, push):
-    monkeypatch.setattr(pushes, "CHUNK", SIZE // 8)
-    monkeypatch.setattr(unique_push, "CHUNK", SIZE // 8)
+@pytest.mark.parametrize("push_set", [push_some, push_unique_and_plain])
+def test_pushes_that_need_several_statements_do_not_deadlock(race, push_set):
+    push = partial(push_set, push=partial(pushes.push, chunk_size=SIZE // 8))
     race(("push", push), ("push", push), ("requeue", requeue), ("discard", discard), prepare=partial(store, dead=True))
 
 

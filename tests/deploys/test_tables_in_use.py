@@ -7,7 +7,6 @@ from django.db.migrations.loader import MigrationLoader
 from django.db.migrations.state import ProjectState
 from django.test.utils import CaptureQueriesContext
 
-from django_faktory.migrations import _in_use
 from django_faktory.migrations._in_use import ReplaceIndex, TablesInUse
 from django_faktory.models import Job
 from tests.deploys.rollout import busy_transaction
@@ -36,10 +35,9 @@ def apply(operation, **options):
 
 @pytest.mark.skipif(KIND == "sqlite", reason="left out: there all of a migration is one transaction that writes")
 @pytest.mark.django_db(transaction=True)
-def test_a_migration_that_cannot_lock_in_time_fails_without_changes(monkeypatch):
-    monkeypatch.setattr(_in_use, "WAIT_S", 0)
+def test_a_migration_that_cannot_lock_in_time_fails_without_changes():
     with busy_transaction(connection.settings_dict["NAME"]), pytest.raises(OperationalError):
-        apply(TablesInUse([added()]))
+        apply(TablesInUse([added()], wait_s=0))
     assert "added" not in columns()
 
 

@@ -16,12 +16,11 @@ pytestmark = pytest.mark.django_db(transaction=True)
 @pytest.fixture
 def limits(monkeypatch):
     """Return a function that sets a deadline for this process until the test ends; connection options are restored."""
-    monkeypatch.setattr(db_watchdog, "CHECK_EVERY_S", 0.05)
     monkeypatch.setattr(transactions, "limit_attempt", transactions.limit_attempt)
     monkeypatch.setitem(connection.settings_dict, "OPTIONS", dict(connection.settings_dict["OPTIONS"]))
     if connection.vendor != "postgresql":
         pytest.skip("other drivers have timeouts of their own")
-    yield lambda within_s: db_watchdog.enforce("default", within_s)
+    yield lambda within_s: db_watchdog.enforce("default", within_s, check_every_s=0.05)
     connection.close()
     with connection.cursor() as cursor:  # no client waits for it, but while it runs no dead row here can be vacuumed
         cursor.execute(

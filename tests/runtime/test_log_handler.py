@@ -8,7 +8,6 @@ import weakref
 
 import pytest
 
-from django_faktory.runtime import log_handler
 from django_faktory.runtime.log_handler import LogFormatter, LogHandler
 from tests.programs import Program
 from tests.waiting import wait_until
@@ -34,14 +33,23 @@ def record(text, *args, level=logging.INFO):
 
 
 @pytest.fixture
-def handler(monkeypatch):
-    """A handler that writes to a `Stream`, with its thread."""
+def start_handler(monkeypatch):
+    """Return a function that returns a handler that writes to a `Stream`, with its thread."""
     monkeypatch.setattr(os, "register_at_fork", lambda **_: None)  # pytest itself forks later
-    handler = LogHandler()
-    handler.setFormatter(logging.Formatter("%(message)s"))
-    handler.stream = Stream()
-    handler.start_thread()
-    return handler
+
+    def start(**options):
+        handler = LogHandler(**options)
+        handler.setFormatter(logging.Formatter("%(message)s"))
+        handler.stream = Stream()
+        handler.start_thread()
+        return handler
+
+    return start
+
+
+@pytest.fixture
+def handler(start_handler):
+    return start_handler()
 
 
 def test_records_of_many_threads_are_written_together_and_none_is_lost(handler):
@@ -64,8 +72,8 @@ def test_records_of_many_threads_are_written_together_and_none_is_lost(handler):
     assert len(handler.stream.writes) < 100
 
 
-def test_a_warning_is_written_before_the_call_returns_after_the_records_before_it(handler, monkeypatch):
-    monkeypatch.setattr(log_handler, "DELAY_S", 600)
+def test_a_warning_is_written_before_the_call_returns_after_the_records_before_it(start_handler):
+    handler = start_handler(delay_s=600)
     handler.handle(record("first"))
     handler.handle(record("second", level=logging.WARNING))
     assert handler.stream.getvalue() == "first\nsecond\n"
@@ -76,15 +84,15 @@ def test_a_lone_record_is_written_soon(handler):
     wait_until(lambda: handler.stream.getvalue() == "alone\n")
 
 
-def test_the_shutdown_of_logging_writes_what_waits(handler, monkeypatch):
-    monkeypatch.setattr(log_handler, "DELAY_S", 600)
+def test_the_shutdown_of_logging_writes_what_waits(start_handler):
+    handler = start_handler(delay_s=600)
     handler.handle(record("last"))
     logging.shutdown([weakref.ref(handler)])
     assert handler.stream.getvalue() == "last\n"
 
 
-def test_a_stream_that_blocks_stops_the_threads_that_log_before_the_memory_is_full(handler, monkeypatch):
-    monkeypatch.setattr(log_handler, "MAX_WAITING", 100)
+def test_a_stream_that_blocks_stops_the_threads_that_log_before_the_memory_is_full(start_handler):
+    handler = start_handler(max_waiting=100)
     handler.stream.is_open.clear()
     logged = []
 
@@ -134,8 +142,7 @@ FORKING = """
 import logging, os, sys, warnings
 from django_faktory.runtime import log_handler
 warnings.simplefilter("ignore")  # Python 3.12 and later warn of a fork beside threads, which is what this is about
-log_handler.DELAY_S = 600
-handler = log_handler.LogHandler()
+handler = log_handler.LogHandler(delay_s=600)
 handler.setFormatter(logging.Formatter("%(message)s"))
 logger = logging.getLogger("django_faktory")
 logger.addHandler(handler)

@@ -68,12 +68,11 @@ def test_a_due_job_is_enqueued_and_its_queue_is_notified(start_maintenance):
     assert timedelta(0) <= row.enqueued_at - at < timedelta(seconds=10)
 
 
-def test_an_earlier_due_job_of_this_node_interrupts_the_sleep(start_maintenance, monkeypatch):
+def test_an_earlier_due_job_of_this_node_interrupts_the_sleep(start_maintenance):
     """W13: the sleep is one hour here, so only the alarm can end it."""
-    monkeypatch.setattr(maintenance, "LONGEST_SLEEP_S", 3600.0)
     heard = threading.Event()
     loop = start_maintenance(
-        on_work=lambda queues: queues and heard.set()
+        on_work=lambda queues: queues and heard.set(), max_sleep_s=3600.0
     )  # None: another node may have enqueued jobs, so fetchers look once too often
     wait_until(lambda: loop._wake_at < math.inf)
     at = timezone.now() + timedelta(seconds=0.3)

@@ -2,7 +2,6 @@
 
 import pytest
 
-from django_faktory.server import login_throttle
 from django_faktory.server.login_throttle import LoginThrottle, network_of
 
 pytestmark = pytest.mark.core
@@ -60,9 +59,8 @@ def test_addresses_of_one_ipv6_network_count_as_one(one, other, are_one):
     assert (network_of(one) == network_of(other)) is are_one
 
 
-def test_memory_is_bounded_and_the_oldest_addresses_are_dropped(monkeypatch):
-    monkeypatch.setattr(login_throttle, "MAX_ADDRESSES", 3)
-    found = LoginThrottle(limit=1)
+def test_memory_is_bounded_and_the_oldest_addresses_are_dropped():
+    found = LoginThrottle(limit=1, max_addresses=3)
     for number in range(10):
         found.record_failure(f"192.0.2.{number}", now=0.0)
     barred = [number for number in range(10) if found.wait_s(f"192.0.2.{number}", now=0.0)]

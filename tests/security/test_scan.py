@@ -10,31 +10,30 @@ from tests.test_house_rules import script
 pytestmark = pytest.mark.core
 
 
+scan = script("scan")
+
+
 @pytest.fixture
-def repository(tmp_path, monkeypatch):
-    """Return the scan module for an empty repository with an empty baseline; `add` adds a file to git."""
-    scan = script("scan")
-    monkeypatch.setattr(scan, "ROOT", tmp_path)
-    monkeypatch.setattr(scan, "BASELINE", tmp_path / ".secrets.baseline")
-    scan.BASELINE.write_text("[]")
+def repository(tmp_path):
+    """Create an empty repository with an empty baseline, and return its folder."""
+    (tmp_path / scan.BASELINE).write_text("[]")
     subprocess.run(["git", "init", "-q", tmp_path], check=True)
+    return tmp_path
 
-    def add(name, text):
-        (tmp_path / name).write_text(text)
-        subprocess.run(["git", "-C", tmp_path, "add", name], check=True)
 
-    scan.add = add
-    return scan
+def add(repository, name, text):
+    (repository / name).write_text(text)
+    subprocess.run(["git", "-C", repository, "add", name], check=True)
 
 
 def test_a_committed_key_is_reported_until_it_is_in_the_baseline(repository, capsys):
-    repository.add("keys.py", f'TOKEN = "{secrets.token_hex(32)}"\n')
-    assert repository.secrets(accept=False) == 1
+    add(repository, "keys.py", f'TOKEN = "{secrets.token_hex(32)}"\n')
+    assert scan.secrets(accept=False, root=repository) == 1
     assert "keys.py:1: " in capsys.readouterr().out
-    assert repository.secrets(accept=True) == 0
-    assert repository.secrets(accept=False) == 0
+    assert scan.secrets(accept=True, root=repository) == 0
+    assert scan.secrets(accept=False, root=repository) == 0
 
 
 def test_plain_code_is_not_reported_as_a_secret(repository):
-    repository.add("plain.py", 'PASSWORD = ""\nNAME = "a plain sentence of words"\n')
-    assert repository.secrets(accept=False) == 0
+    add(repository, "plain.py", 'PASSWORD = ""\nNAME = "a plain sentence of words"\n')
+    assert scan.secrets(accept=False, root=repository) == 0

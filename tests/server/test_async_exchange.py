@@ -228,7 +228,6 @@ def test_a_database_connection_lost_while_idle_is_returned_to_its_thread(client,
 
 def test_database_timeout_applies_to_commands_on_the_event_loop(serve, broker, given, monkeypatch):
     """Reliability class D2: DATABASE_TIMEOUT applies on the event loop too."""
-    monkeypatch.setattr(db_watchdog, "CHECK_EVERY_S", 0.05)
     monkeypatch.setattr(transactions, "limit_attempt", transactions.limit_attempt)
     monkeypatch.setitem(connection.settings_dict, "OPTIONS", dict(connection.settings_dict["OPTIONS"]))
     server = serve(broker)
@@ -236,7 +235,7 @@ def test_database_timeout_applies_to_commands_on_the_event_loop(serve, broker, g
         for _ in range(ENOUGH):
             one_job(client)
         given.clear()
-        db_watchdog.enforce("default", 0.2)
+        db_watchdog.enforce("default", 0.2, check_every_s=0.05)
         with transaction.atomic():
             suspend_process()
             assert client.ask(push(jid="the-job-one")) == b"-ERR database unavailable"

@@ -9,7 +9,6 @@ from django_faktory.errors import BrokerUnavailable
 from django_faktory.models import Job
 from django_faktory.store import transactions
 from django_faktory.store.dialects import dialect_of
-from django_faktory.store.dialects.base import ClaimPlan
 from django_faktory.store.dialects.postgresql import pipeline
 from django_faktory.store.jobs import pushes
 from django_faktory.store.transactions import ATTEMPTS, DEADLOCK_ATTEMPTS, after_commit, first_line, is_collision, run
@@ -17,6 +16,7 @@ from tests.bouncer import needs_session
 from tests.factories import JobFactory, payload
 from tests.sessions import end_idle
 from tests.store.jobs.test_claims import in_threads
+from tests.waiting import wait_until
 
 pytestmark = pytest.mark.django_db(transaction=True)
 
@@ -67,11 +67,10 @@ def test_repeated_collisions_raise_broker_unavailable_after_the_last_attempt():
 
 
 @pytest.mark.skipif(connection.vendor == "sqlite", reason="one writer at a time")
-def test_a_deadlock_is_retried_more_often_because_its_victim_waited_for_nothing(monkeypatch):
-    monkeypatch.setattr(transactions, "MAX_PAUSE_S", 0)
-    assert run("default", failing(DEADLOCK_ATTEMPTS - 1, deadlock())) == DEADLOCK_ATTEMPTS
+def test_a_deadlock_is_retried_more_often_because_its_victim_waited_for_nothing():
+    assert run("default", failing(DEADLOCK_ATTEMPTS - 1, deadlock()), max_pause_s=0) == DEADLOCK_ATTEMPTS
     with pytest.raises(BrokerUnavailable, match="database unavailable: "):
-        run("default", failing(DEADLOCK_ATTEMPTS, deadlock()))
+        run("default", failing(DEADLOCK_ATTEMPTS, deadlock()), max_pause_s=0)
 
 
 @pytest.mark.parametrize(
@@ -172,9 +171,10 @@ def test_the_event_loop_does_not_send_on_a_session_that_has_ended():
         pytest.skip("about psycopg 3")
     connection.ensure_connection()
     session = dialect_of(connection).lend(connection)
-    assert not session.session.is_readable()
+    in_flight = session.begin([], lambda rows: rows, lambda error: error)
+    wait_until(lambda: in_flight.read() == [], what="a session that lives sends")
     end_idle(connection)
-    assert session.begin([], [], ClaimPlan(), None) is None
+    assert session.begin([], lambda rows: rows, lambda error: error) is None
     connection.close()  # the next test opens a new session
 
 

@@ -294,10 +294,9 @@ def test_an_idle_node_with_cron_entries_sends_one_query_per_round(in_settings, d
             loop._round()
 
 
-def test_a_node_retries_after_failing_to_read_the_entries(in_settings, monkeypatch, caplog):
-    monkeypatch.setattr("django_faktory.runtime.maintenance.AFTER_FAILURE_S", 0.0)
+def test_a_node_retries_after_failing_to_read_the_entries(in_settings, caplog):
     in_settings(ring=RING | {"schedule": "* *"})
-    loop = Maintenance("default")
+    loop = Maintenance("default", retry_after_s=0.0)
     loop._round()
     assert "maintenance step failed step=cron entries of code" in caplog.text
     in_settings(ring=RING)

@@ -5,7 +5,6 @@ import threading
 import pytest
 
 from django_faktory.core.payloads import Ack, Failure, Reservation
-from django_faktory.worker import job_buffer as held_module
 from django_faktory.worker.job_buffer import MAX_UNREPORTED, JobBuffer
 
 pytestmark = pytest.mark.core
@@ -96,13 +95,12 @@ def test_jobs_that_have_not_started_can_be_removed_from_the_buffer(held):
     assert held.abandon() == [begun]
 
 
-def test_waiting_jobs_are_released_only_when_no_thread_takes_one(held, monkeypatch):
+def test_waiting_jobs_are_released_only_when_no_thread_takes_one(held):
     job = reserved()
     held.add([job])
     assert held.take_unbegun() == []
-    monkeypatch.setattr(held_module, "UNBEGUN_S", 0.0)
-    assert held.take_unbegun() == [job]
-    assert held.take_unbegun() == []
+    assert held.take_unbegun(after_s=0.0) == [job]
+    assert held.take_unbegun(after_s=0.0) == []
 
 
 def test_wait_empty_returns_whether_the_buffer_became_empty(held):

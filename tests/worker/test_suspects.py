@@ -11,6 +11,7 @@ from django_faktory.core.payloads import Ack, Reservation, rfc3339
 from django_faktory.models import Job
 from django_faktory.worker import suspects
 from django_faktory.worker.job_buffer import JobBuffer
+from django_faktory.worker.suspects import SuspectLimits
 from tests.factories import T0
 from tests.project.tasks import noop
 from tests.waiting import wait_until
@@ -80,11 +81,9 @@ class TestWorker:
         for result in (suspect, *others):
             state(result, "succeeded")
 
-    def test_a_suspect_that_waits_too_long_is_postponed(self, work, state, monkeypatch):
-        monkeypatch.setattr(suspects, "WAIT_S", 0.1)
-        monkeypatch.setattr(suspects, "SHARE", 0.0)
+    def test_a_suspect_that_waits_too_long_is_postponed(self, work, state):
         long = passes.enqueue("long")
-        work(concurrency=2)
+        work(concurrency=2, suspect_limits=SuspectLimits(min_wait_s=0.1, wait_share=0.0))
         assert begun("long")
         suspect = enqueue_lost(noop)
         assert state(suspect, "scheduled").losses == 2
@@ -92,16 +91,14 @@ class TestWorker:
         gates["long"].opened.set()
         state(long, "succeeded")
 
-    def test_a_postponed_suspect_is_run_by_another_worker(self, work, state, monkeypatch):
-        monkeypatch.setattr(suspects, "WAIT_S", 0.1)
-        monkeypatch.setattr(suspects, "SHARE", 0.0)
-        monkeypatch.setattr(suspects, "PAUSE_S", 0.0)
+    def test_a_postponed_suspect_is_run_by_another_worker(self, work, state):
+        limits = SuspectLimits(min_wait_s=0.1, wait_share=0.0)
         passes.enqueue("long")
-        work(concurrency=2)
+        work(concurrency=2, suspect_limits=limits)
         assert begun("long")
         suspect = enqueue_lost(noop)
         state(suspect, "scheduled")
-        work(concurrency=2)
+        work(concurrency=2, suspect_limits=limits)
 
         def has_succeeded():
             """Make the job due each time it was postponed: this test has no maintenance."""

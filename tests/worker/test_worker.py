@@ -17,7 +17,6 @@ from django_faktory.models import Job, WorkerProcess
 from django_faktory.store import workers
 from django_faktory.store.jobs import claims
 from django_faktory.store.transactions import run
-from django_faktory.worker import worker as runner
 from django_faktory.worker.worker import Worker
 from tests.factories import JobFactory
 from tests.project import tasks
@@ -359,15 +358,11 @@ class SlowToTake(OrmBroker):
 
 
 class TestReports:
-    @pytest.fixture(autouse=True)
-    def _hurry(self, monkeypatch):
-        monkeypatch.setattr(runner, "FLUSH_S", 0.01)
-
     @pytest.mark.parametrize("drain", [True, False], ids=["drained", "stopped"])
     def test_reports_of_ended_jobs_are_sent_before_the_worker_unregisters(self, work, drain):
         broker = SlowToTake()
         passes.enqueue("gate")
-        running = work(broker, drain=drain)
+        running = work(broker, drain=drain, flush_s=0.01)
         begun("gate")
         gates["gate"].opened.set()
         if not drain:
@@ -379,7 +374,7 @@ class TestReports:
     def test_reports_that_miss_the_shutdown_timeout_are_logged(self, work, caplog):
         broker = SlowToTake()
         passes.enqueue("gate")
-        running = work(broker, shutdown_timeout=0.0)
+        running = work(broker, shutdown_timeout=0.0, flush_s=0.01)
         begun("gate")
         gates["gate"].opened.set()
         wait_until(running.worker._buffer.is_empty)

@@ -77,20 +77,23 @@ class BulkScope(NamedTuple):
             error_groups.ids_of_kind(rows.model.objects.using(rows.db).filter(pk__in=ids).order_by("pk"), self.kind)
         ), last_id
 
-    def count_jobs(self, verb: str, *, using: str) -> int:
-        """Return the number of jobs in scope, at most `COUNTED` + 1.
+    def count_jobs(self, verb: str, *, using: str, max_count: int = COUNTED) -> int:
+        """Return the number of jobs in scope, or `LowerBound` if there may be more: it counts at most `max_count`.
 
-        A query without an index counts recent jobs only and returns `LowerBound` if there are older jobs.
+        A query without an index counts recent jobs only.
         """
         rows = self.rows(verb, using=using)
-        if self.kind is None and parse_query(self.query).has_index:
-            return rows.count_up_to(COUNTED + 1)
-        if self.kind is None:
-            count = rows.recent().count_up_to(COUNTED + 1)
+        if self.kind is not None:
+            count = sum(1 for _ in error_groups.ids_of_kind(rows.order_by("-pk")[: max_count + 1], self.kind))
+        elif parse_query(self.query).has_index:
+            count = rows.count_up_to(max_count + 1)
+        else:
+            count = rows.recent().count_up_to(max_count + 1)
             pks = Job.objects.using(using).values_list("pk", flat=True)
             oldest, latest = pks.order_by("pk").first() or 0, pks.order_by("-pk").first() or 0
-            return count if latest - oldest < RECENT or count > COUNTED else LowerBound(count)
-        return sum(1 for _ in error_groups.ids_of_kind(rows.order_by("-pk")[: COUNTED + 1], self.kind))
+            if latest - oldest >= RECENT:
+                return LowerBound(min(count, max_count))
+        return LowerBound(max_count) if count > max_count else count
 
 
 def parse_scope(params: Mapping[str, Any]) -> BulkScope:
@@ -210,28 +213,28 @@ def begin(
         # A search covers the newest jobs in a state only. As jobs leave the state, the search would include ever older
         # jobs, so the lowest id is fixed at the beginning.
         after = (rows.aggregate(first=Min("pk"))["first"] or 1) - 1
-    is_counted = total <= COUNTED and not isinstance(total, LowerBound)
     kind = tuple(scope.kind) if scope.kind else None
     return BulkRun(
         verb=verb, query=scope.query, kind=kind, user=str(user), why=reason,  # type: ignore[arg-type]
-        total=total if is_counted else None, after=after, upto=upto, every_s=every_s, first_at=time.time(),
+        total=None if isinstance(total, LowerBound) else total, after=after, upto=upto, every_s=every_s,
+        first_at=time.time(),
     )  # fmt: skip
 
 
-def run_steps(run: BulkRun, *, using: str, max_work_s: float = MAX_WORK_S) -> BulkRun:
+def run_steps(run: BulkRun, *, using: str, max_work_s: float = MAX_WORK_S, chunk_size: int = CHUNK) -> BulkRun:
     """Perform at least one step, and further ones for about `max_work_s` seconds."""
     started_at = time.monotonic()
     while not run.is_over:
-        run = _run_step(run, using)
+        run = _run_step(run, using, chunk_size)
         if time.monotonic() - started_at > max_work_s:
             break
     return run
 
 
-def _run_step(run: BulkRun, using: str) -> BulkRun:
+def _run_step(run: BulkRun, using: str, chunk_size: int) -> BulkRun:
     # By id, not by offset: jobs that left the scope in earlier steps must not shift the next one.
     rows = run.scope.rows(run.verb, using=using).filter(pk__gt=run.after, pk__lte=run.upto)
-    ids, last_id = run.scope.select_ids(rows.order_by("pk")[:CHUNK])
+    ids, last_id = run.scope.select_ids(rows.order_by("pk")[:chunk_size])
     if last_id is None:
         return replace(run, is_over=True)
     if run.every_s:

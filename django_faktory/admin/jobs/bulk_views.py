@@ -76,8 +76,8 @@ class BulkViews(ReadOnlyAdmin):
             back_url=self._list_url(request.GET),
         )
 
-    def _step(self, request: HttpRequest) -> HttpResponse:
-        """Continue the run of the form for about a second and show its progress. POST only."""
+    def _step(self, request: HttpRequest, *, max_work_s: float = bulk.MAX_WORK_S) -> HttpResponse:
+        """Continue the run of the form for about `max_work_s` seconds and show its progress. POST only."""
         if request.method != "POST":
             return self.answer_get(request, self._list_url())
         try:
@@ -92,7 +92,7 @@ class BulkViews(ReadOnlyAdmin):
         # The permission may have been withdrawn since the run began.
         if not action.is_allowed(request):
             raise PermissionDenied
-        run = bulk.run_steps(run, using=conf.get("DATABASE"))
+        run = bulk.run_steps(run, using=conf.get("DATABASE"), max_work_s=max_work_s)
         if run.is_over:
             _log_run(request, run, f"{in_english(action.done_label)} {run.changed:,} of all matching jobs")
         return self._render_progress(request, run)
@@ -126,7 +126,7 @@ class BulkViews(ReadOnlyAdmin):
 def _list_paces(total: int) -> list[tuple[int, str]]:
     """Return the paces to choose from, each with the duration of this number of retries."""
     text = gettext("%(pace)s per minute, takes %(duration)s")
-    if isinstance(total, LowerBound) or total > bulk.COUNTED:
+    if isinstance(total, LowerBound):
         text = gettext("%(pace)s per minute, takes more than %(duration)s")
     return [
         (pace, text % {"pace": format_number(pace), "duration": format_duration(60 * total / pace)}) for pace in PACES

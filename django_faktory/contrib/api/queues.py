@@ -49,6 +49,7 @@ class Queues(Resource):
         "resume": "queue.resume",
         "clear": "queue.clear",
     }
+    clears_for_s = CLEARS_FOR_S
 
     def get_queryset(self) -> Any:
         """Return all known queues."""
@@ -89,12 +90,12 @@ class Queues(Resource):
     )
     @action(detail=True, methods=["post"])
     def clear(self, request: Request, **_: Any) -> Response:
-        """Clear the queue, for at most `CLEARS_FOR_S` seconds.
+        """Clear the queue, for at most `clears_for_s` seconds.
 
         Scheduled and retrying jobs stay; they create the queue again when they become due.
         """
         validated, queue = self.read_input(inputs.ReasonSerializer), self.get_object()
-        deadline, stopped = time.monotonic() + CLEARS_FOR_S, []
+        deadline, stopped = time.monotonic() + self.clears_for_s, []
 
         # The broker calls it between two steps; the finished steps are committed.
         def should_continue() -> bool:
@@ -103,7 +104,7 @@ class Queues(Resource):
             return not stopped
 
         try:
-            # Raises FaktoryError if `should_continue` returns False: after `CLEARS_FOR_S` that is no error.
+            # Raises FaktoryError if `should_continue` returns False: after `clears_for_s` that is no error.
             get_broker().remove([queue.name], should_continue=should_continue)
         except FaktoryError:
             if not stopped:

@@ -25,6 +25,7 @@ class Statistics(ApiView, ViewSet):
 
     permission_classes = (HasActionPermission,)
     needs: ClassVar = {"list": "overview.view"}
+    counted_to = COUNTED
 
     @describe(
         operation_id="statistics_retrieve",
@@ -43,10 +44,10 @@ class Statistics(ApiView, ViewSet):
         return Response(
             {
                 **all_counts.totals,
-                "sets": {str(state): min(all_counts.of(state), COUNTED) for state in states},
-                "queues": min(len(all_counts.queues), COUNTED),
+                "sets": {str(state): min(all_counts.of(state), self.counted_to) for state in states},
+                "queues": min(len(all_counts.queues), self.counted_to),
                 "workers": all_counts.workers,
-                "batches": {name: min(count, COUNTED) for name, count in all_counts.batches.items()},
-                "counted_to": COUNTED,
+                "batches": {name: min(count, self.counted_to) for name, count in all_counts.batches.items()},
+                "counted_to": self.counted_to,
             }
         )

@@ -26,12 +26,14 @@ MAY_RUN_TWICE = "was exported by an interrupted run, then claimed by a worker he
 class Export:
     """One export; call `run`."""
 
-    def __init__(self, redis: FaktoryRedis, alias: str, *, layout: str = "", is_dry: bool = False) -> None:
+    def __init__(
+        self, redis: FaktoryRedis, alias: str, *, layout: str = "", is_dry: bool = False, chunk_size: int = store.CHUNK
+    ) -> None:
         """Read the jids of an interrupted export, and count the jobs here.
 
         The default of `layout` is the layout of the lists in Redis, or the newer one if there are none.
         """
-        self._redis, self._alias, self._is_dry = redis, alias, is_dry
+        self._redis, self._alias, self._is_dry, self._chunk_size = redis, alias, is_dry, chunk_size
         self._layout = layout or (OLD if redis.read_contents().layout == OLD else NEW)
         self._exported = redis.read_exported()
         # Jobs that an earlier run wrote: the report counts them separately.
@@ -73,7 +75,7 @@ class Export:
         if self._is_dry:
             counts.moved = jobs.count()
             return
-        while moved := store.hand_over(jobs, self._write, using=self._alias, limit=store.CHUNK):
+        while moved := store.hand_over(jobs, self._write, using=self._alias, limit=self._chunk_size):
             moved_before = len(self._step_jids & self._exported_before)
             counts.moved_before += moved_before
             counts.moved += moved - moved_before

@@ -33,8 +33,11 @@ class _RolledBack(Exception):
 class Import:
     """One import; call `run`."""
 
-    def __init__(self, redis: FaktoryRedis, broker: Broker, alias: str, *, is_dry: bool = False) -> None:
+    def __init__(
+        self, redis: FaktoryRedis, broker: Broker, alias: str, *, is_dry: bool = False, chunk_size: int = store.CHUNK
+    ) -> None:
         self._redis, self._broker, self._alias, self._is_dry = redis, broker, alias, is_dry
+        self._chunk_size = chunk_size
         self._seen_jids: set[str] = set()
         self._receipts = store.read_receipts(using=alias)
         self._stored_before = {jid for jids in self._receipts.values() for jid in jids}
@@ -75,7 +78,7 @@ class Import:
 
     def _import_place(self, place: Place, counts: Counts, advance: Callable[[int], object]) -> None:
         skip = 0
-        while entries := self._redis.window(place, skip, store.CHUNK):
+        while entries := self._redis.window(place, skip, self._chunk_size):
             # Entries that stay in Redis are skipped; removed ones move the next window forward.
             skip += len(entries) - self._import_window(place, counts, entries)
             advance(len(entries))

@@ -9,7 +9,7 @@ from __future__ import annotations
 import json
 import re
 from collections.abc import Generator, Iterator
-from typing import TypeVar
+from typing import NamedTuple, TypeVar
 
 import msgspec
 
@@ -31,6 +31,16 @@ SLICE = 64 * 1024
 
 MAX_LEVELS = 4
 """Maximum levels at which long values are parsed in steps if msgspec rejects them; each level is read again."""
+
+
+class ParseSizes(NamedTuple):
+    """Sizes of the steps in which a long text is parsed."""
+
+    short: int = SHORT
+    tokens: int = TOKENS_A_STEP
+
+
+DEFAULT_SIZES = ParseSizes()
 
 _SPACE = " \t\r\n"
 # At most 500,000 characters per match, about a millisecond; the group is empty if a long string continues.
@@ -54,18 +64,19 @@ def run(steps: Incremental[T]) -> T:
             return result
 
 
-def check_depth(text: str) -> Incremental[None]:
+def check_depth(text: str, *, sizes: ParseSizes = DEFAULT_SIZES) -> Incremental[None]:
     """Raise InvalidPayload if `text` nests deeper than MAX_DEPTH; the outer object is level 1."""
-    if len(text) <= SHORT:
+    if len(text) <= sizes.short:
         jsontext.check_depth(text)
         return
     if text.count("{") + text.count("[") <= jsontext.MAX_DEPTH:
         return
     depth = count = at = 0
+    tokens_a_step = sizes.tokens
     while at < len(text):
         for match in _inner.finditer(text, at):
             count += 1
-            if not count % TOKENS_A_STEP:
+            if not count % tokens_a_step:
                 yield
             sign = match[2]
             if sign is None:
@@ -82,18 +93,20 @@ def check_depth(text: str) -> Incremental[None]:
             return
 
 
-def members(text: str, *, max_count: int, rejects_duplicates: bool = True) -> Incremental[dict[str, str]]:
+def members(
+    text: str, *, max_count: int, rejects_duplicates: bool = True, sizes: ParseSizes = DEFAULT_SIZES
+) -> Incremental[dict[str, str]]:
     """Return key → verbatim JSON text for each member of the object in `text`; depth is not checked.
 
     Raises InvalidPayload if it is not one JSON object, for a repeated key (unless `rejects_duplicates` is false, then
     the last one counts), and for more than `max_count` members.
     """
     values: dict[str, str] = {}
-    for part in cut(text, "{}"):
+    for part in cut(text, "{}", tokens_a_step=sizes.tokens):
         if part is None:
             yield
             continue
-        key, value = yield from _member(part)
+        key, value = yield from _member(part, MAX_LEVELS, sizes)
         if rejects_duplicates and key in values:
             raise jsontext.duplicate_key_error(key)
         # Bounds the memory: the texts of the members are kept until the object ends.
@@ -103,41 +116,41 @@ def members(text: str, *, max_count: int, rejects_duplicates: bool = True) -> In
     return values
 
 
-def check_value(text: str, levels: int = MAX_LEVELS) -> Incremental[None]:
+def check_value(text: str, levels: int = MAX_LEVELS, *, sizes: ParseSizes = DEFAULT_SIZES) -> Incremental[None]:
     """Raise InvalidPayload if `text` is not one JSON value; depth is not checked."""
     # `cut` leaves white space around its parts.
     text = text.strip(_SPACE)
-    if len(text) > SHORT:
+    if len(text) > sizes.short:
         yield
         # msgspec validates at a speed that needs no steps; only the texts that it rejects are cut into parts.
         try:
             _raw_decoder.decode(text)
         except (msgspec.MsgspecError, UnicodeEncodeError, RecursionError):  # invalid, or a lone surrogate (valid)
             if levels and text[0] in "[{":
-                yield from _check_parts(text, levels - 1)
+                yield from _check_parts(text, levels - 1, sizes)
                 return
         else:
             return
     jsontext.check_value(text)
 
 
-def _check_parts(text: str, levels: int) -> Incremental[None]:
-    for part in cut(text, "[]" if text[0] == "[" else "{}"):
+def _check_parts(text: str, levels: int, sizes: ParseSizes) -> Incremental[None]:
+    for part in cut(text, "[]" if text[0] == "[" else "{}", tokens_a_step=sizes.tokens):
         if part is None:
             yield
         elif text[0] == "[":
-            yield from check_value(part, levels)
+            yield from check_value(part, levels, sizes=sizes)
         else:
-            yield from _member(part, levels)
+            yield from _member(part, levels, sizes)
 
 
-def _member(part: str, levels: int = MAX_LEVELS) -> Incremental[tuple[str, str]]:
+def _member(part: str, levels: int, sizes: ParseSizes) -> Incremental[tuple[str, str]]:
     key, value = jsontext.split_member(part)
-    yield from check_value(value, levels)
+    yield from check_value(value, levels, sizes=sizes)
     return key, value
 
 
-def cut(text: str, brackets: str) -> Iterator[str | None]:
+def cut(text: str, brackets: str, *, tokens_a_step: int = TOKENS_A_STEP) -> Iterator[str | None]:
     """Yield the texts between the commas of the array or object in `text`; None where a pause is due.
 
     The parts are not validated: `text` is valid JSON if each of them is. Raises InvalidPayload if brackets do not
@@ -148,7 +161,7 @@ def cut(text: str, brackets: str) -> Iterator[str | None]:
         expected = "an array […]" if brackets == "[]" else "an object {…}"
         raise InvalidPayload(f"invalid JSON: expected {expected}")
     begin, count = begin + 1, 0
-    for end in _part_ends(text, begin):
+    for end in _part_ends(text, begin, tokens_a_step):
         if end is None:
             yield None
             continue
@@ -167,13 +180,13 @@ def cut(text: str, brackets: str) -> Iterator[str | None]:
     raise InvalidPayload(f"invalid JSON: expected ',' or '{brackets[1]}' at character {begin}")
 
 
-def _part_ends(text: str, at: int) -> Iterator[int | None]:
+def _part_ends(text: str, at: int, tokens_a_step: int) -> Iterator[int | None]:
     """Yield the positions of the commas at this level, and finally of the closing bracket."""
     depth = count = 0
     while True:
         for match in (_inner if depth else _outer).finditer(text, at):
             count += 1
-            if not count % TOKENS_A_STEP:
+            if not count % tokens_a_step:
                 yield None
             sign = match[2]
             if sign is None:

@@ -202,15 +202,15 @@ def record_run_outcomes(*, using: str, now: datetime | None = None) -> bool:
     return False
 
 
-def forget_old(*, using: str) -> bool:
-    """Delete all but the latest `KEPT_RUNS` runs of each entry. Return whether more remain to be deleted."""
+def forget_old(*, using: str, kept_runs: int = KEPT_RUNS) -> bool:
+    """Delete all but the latest `kept_runs` runs of each entry. Return whether more remain to be deleted."""
     runs = CronRun.objects.using(using)
     ids: list[int] = run(
         using, lambda _: list(CronEntry.objects.using(using).values_list("pk", flat=True)), atomic=False
     )
     has_more = False
     for pk in ids:
-        newest = runs.filter(entry=pk).order_by("-pk").values_list("pk", flat=True)[KEPT_RUNS - 1 : KEPT_RUNS]
+        newest = runs.filter(entry=pk).order_by("-pk").values_list("pk", flat=True)[kept_runs - 1 : kept_runs]
         for oldest_kept in run(using, lambda _, newest=newest: list(newest), atomic=False):  # type: ignore[misc]
             old_runs = runs.filter(entry=pk, pk__lt=oldest_kept).exclude(outcome=RunOutcome.ENQUEUED)
             old_ids = list(old_runs.order_by("pk").values_list("pk", flat=True)[:CHUNK])

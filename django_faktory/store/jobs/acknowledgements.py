@@ -64,7 +64,12 @@ def end_members(
 
 
 def ack(
-    acks: Sequence[Ack], *, using: str, now: datetime | None = None, on_finished: OnFinished = ignore_finished
+    acks: Sequence[Ack],
+    *,
+    using: str,
+    now: datetime | None = None,
+    on_finished: OnFinished = ignore_finished,
+    chunk_size: int = CHUNK,
 ) -> list[FaktoryError | bool]:
     """End jobs successfully: delete the row, or keep it as succeeded for its `result_ttl`.
 
@@ -73,9 +78,9 @@ def ack(
     if no job was ended.
     """
     results: list[FaktoryError | bool] = []
-    for start in range(0, len(acks), CHUNK):
+    for start in range(0, len(acks), chunk_size):
         try:
-            results += _ack_chunk(acks[start : start + CHUNK], using=using, now=now, on_finished=on_finished)
+            results += _ack_chunk(acks[start : start + chunk_size], using=using, now=now, on_finished=on_finished)
         except BrokerUnavailable as error:
             # Earlier chunks are committed and their acks must not be repeated, so return the error per ack.
             if not results or connections[using].in_atomic_block:

@@ -12,6 +12,7 @@ import time
 from array import array
 from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 from functools import partial
+from typing import NamedTuple
 
 from django.db import connections
 from django.db.backends.base.base import BaseDatabaseWrapper
@@ -48,6 +49,18 @@ PORTION = 2000
 """Ids read per statement."""
 MAX_PAUSE_S = 0.05
 
+
+class StepSizes(NamedTuple):
+    """Sizes of the steps, and of the statements that find their jobs."""
+
+    chunk: int = CHUNK
+    portion: int = PORTION
+    read_at_once: int = READ_AT_ONCE
+    read_characters: int = READ_CHARACTERS
+
+
+SIZES = StepSizes()
+
 Step = Callable[[], int]
 """Executes one step and returns the number of changed jobs."""
 
@@ -66,7 +79,7 @@ def execute_steps(steps: Iterable[Step], should_continue: Callable[[], bool]) ->
         yield step()
 
 
-def mutate(mutation: Mutation, *, using: str, dead_for_s: int = DEAD_FOR_S) -> Iterator[Step]:
+def mutate(mutation: Mutation, *, using: str, dead_for_s: int = DEAD_FOR_S, sizes: StepSizes = SIZES) -> Iterator[Step]:
     """Return the steps of a MUTATE (W23)."""
     changes: dict[str, Change] = {
         "clear": discarded,
@@ -79,29 +92,31 @@ def mutate(mutation: Mutation, *, using: str, dead_for_s: int = DEAD_FOR_S) -> I
     jobs = Job.objects.using(using)
     # CLEAR drops all jobs of the target, whatever its filter (W23).
     if mutation.command == "clear":
-        return _by_ids(jobs, target, change)
+        return _by_ids(jobs, target, change, sizes)
     if mutation.jids is not None:
-        return _by_jids(jobs.in_state(target), mutation.jids, change)
+        return _by_jids(jobs.in_state(target), mutation.jids, change, sizes)
     if not is_storable(mutation.jobtype):  # no row can match, and the database would reject the parameter
         return iter(())
     jobs = jobs.filter(jobtype=mutation.jobtype) if mutation.jobtype else jobs.all()
     if mutation.regexp:
-        return _by_glob(jobs, target, Glob(mutation.regexp), change)
-    return _by_ids(jobs, target, change)
+        return _by_glob(jobs, target, Glob(mutation.regexp), change, sizes)
+    return _by_ids(jobs, target, change, sizes)
 
 
-def change(jobs: JobQuerySet, states: Collection[State], change: Change) -> tuple[int, Iterator[Step]]:
+def change(
+    jobs: JobQuerySet, states: Collection[State], change: Change, *, sizes: StepSizes = SIZES
+) -> tuple[int, Iterator[Step]]:
     """Return the number of these jobs in one of the states, and the steps that apply `change` to them.
 
     A slice cannot be filtered further: its states are checked in each step only, and its number includes all jobs.
     """
     # Ids only, read before the first step: a job that enters a matching state during the steps is not changed.
-    ids = _read_ids(jobs if jobs.query.is_sliced else jobs.in_state(*states))
+    ids = _read_ids(jobs if jobs.query.is_sliced else jobs.in_state(*states), sizes.portion)
     select_unchanged = partial(_still_in, jobs.db, states=states)
-    return len(ids), (partial(_change, select_unchanged(chunk), change) for chunk in chunks(ids, CHUNK))
+    return len(ids), (partial(_change, select_unchanged(chunk), change) for chunk in chunks(ids, sizes.chunk))
 
 
-def remove_queues(queues: Sequence[str] | None, *, using: str) -> Iterator[Step]:
+def remove_queues(queues: Sequence[str] | None, *, using: str, sizes: StepSizes = SIZES) -> Iterator[Step]:
     """Return the steps of a QUEUE REMOVE (W24).
 
     Enqueued jobs are discarded before the queue and its pause are deleted, so that no worker gets them in between.
@@ -113,7 +128,7 @@ def remove_queues(queues: Sequence[str] | None, *, using: str) -> Iterator[Step]
         for queue in [name for name in names if waiting[name].size]:
             # Blocked jobs first: discarding an enqueued job would make the next blocked job of its key ready.
             for state in (State.BLOCKED, State.ENQUEUED):
-                yield from _by_ids(Job.objects.using(using), state, discarded, queue=queue)
+                yield from _by_ids(Job.objects.using(using), state, discarded, sizes, queue=queue)
         yield partial(_forget_queues, names, using)
 
 
@@ -127,18 +142,21 @@ def _forget_queues(names: Sequence[str], using: str) -> int:
     return run(using, verb)
 
 
-def flush(*, using: str) -> Iterator[Step]:
+def flush(*, using: str, sizes: StepSizes = SIZES) -> Iterator[Step]:
     """Return the steps of a FLUSH (W25): delete all jobs, batches, progress records, queues with pauses, and totals.
 
     Worker processes stay: they are connected, and notice when they report on a job that no longer exists.
     """
     jobs = Job.objects.using(using)
-    job_ids = _read_ids(jobs.all())  # before the batches are deleted: a batch created from now on keeps its members
+    job_ids = _read_ids(
+        jobs.all(), sizes.portion
+    )  # before the batches are deleted: a batch created from now on keeps its members
     yield partial(_forget_batches, using)  # before the jobs: deleting members then updates no batch
-    for ids in chunks(job_ids, CHUNK):
+    for ids in chunks(job_ids, sizes.chunk):
         yield partial(_change, jobs.filter(pk__in=ids), _delete_flushed)
     tracked = Tracking.objects.using(using)
-    for jids in chunks(run(using, lambda _: list(tracked.values_list("jid", flat=True)), atomic=False), CHUNK):
+    tracked_jids = run(using, lambda _: list(tracked.values_list("jid", flat=True)), atomic=False)
+    for jids in chunks(tracked_jids, sizes.chunk):
         yield partial(_forget_tracked, jids, using)
     yield partial(_forget_all_but_workers, using)
 
@@ -177,23 +195,28 @@ def _forget_all_but_workers(using: str) -> int:
     return 0
 
 
-def _by_jids(jobs: JobQuerySet, jids: Sequence[str], change: Change) -> Iterator[Step]:
+def _by_jids(jobs: JobQuerySet, jids: Sequence[str], change: Change, sizes: StepSizes) -> Iterator[Step]:
     # A jid that no database can store would fail the statement for all jids of its step.
-    for chunk in chunks(sorted(filter(is_storable, jids)), CHUNK):
+    for chunk in chunks(sorted(filter(is_storable, jids)), sizes.chunk):
         yield partial(_change, jobs.filter(jid__in=chunk), change)
 
 
-def _by_ids(jobs: JobQuerySet, state: State, change: Change, queue: str | None = None) -> Iterator[Step]:
-    for ids in chunks(_walk_ids(jobs, state, queue), CHUNK):
+def _by_ids(
+    jobs: JobQuerySet, state: State, change: Change, sizes: StepSizes, queue: str | None = None
+) -> Iterator[Step]:
+    for ids in chunks(_walk_ids(jobs, state, sizes.portion, queue), sizes.chunk):
         yield partial(_change, _still_in(jobs.db, ids, {state}), change)
 
 
-def _by_glob(jobs: JobQuerySet, state: State, glob: Glob, change: Change) -> Iterator[Step]:
-    for ids in chunks(_walk_ids(jobs.filter(_may_match(glob)), state), READ_AT_ONCE):
-        yield partial(_change_matching, _still_in(jobs.db, ids, {state}), state, glob, change)
+def _by_glob(jobs: JobQuerySet, state: State, glob: Glob, change: Change, sizes: StepSizes) -> Iterator[Step]:
+    for ids in chunks(_walk_ids(jobs.filter(_may_match(glob)), state, sizes.portion), sizes.read_at_once):
+        yield partial(
+            _change_matching, _still_in(jobs.db, ids, {state}), state, glob, change,
+            max_characters=sizes.read_characters,
+        )  # fmt: skip
 
 
-def _read_ids(jobs: JobQuerySet) -> array[int]:
+def _read_ids(jobs: JobQuerySet, portion_size: int) -> array[int]:
     """Return the ids of these jobs in ascending order, 8 bytes each in memory.
 
     Each portion is one statement, so that no statement exceeds the database time limit, and so that converting a
@@ -206,18 +229,18 @@ def _read_ids(jobs: JobQuerySet) -> array[int]:
     # By the last id seen: an OFFSET would read all earlier rows again for each portion.
     last = 0
     while True:
-        portion = in_order.filter(pk__gt=last)[:PORTION]
+        portion = in_order.filter(pk__gt=last)[:portion_size]
         ids = run(jobs.db, lambda _, portion=portion: list(portion), atomic=False)  # type: ignore[misc]  # a default is no parameter to mypy
         all_ids.extend(ids)
-        if len(ids) < PORTION:
+        if len(ids) < portion_size:
             return all_ids
         last = ids[-1]
 
 
-def _walk_ids(jobs: JobQuerySet, state: State, queue: str | None = None) -> array[int]:
+def _walk_ids(jobs: JobQuerySet, state: State, portion_size: int, queue: str | None = None) -> array[int]:
     """Return the ids of the jobs in one state by walking the index of the state, in index order (ADR 0029)."""
     all_ids = array("q")
-    for ids in scan.ids_of(jobs, state, queue=queue):
+    for ids in scan.ids_of(jobs, state, queue=queue, size=portion_size):
         all_ids.extend(ids)
     return all_ids
 
@@ -249,10 +272,10 @@ def _let_others_write(using: str, took_s: float) -> None:
         time.sleep(min(took_s, MAX_PAUSE_S))
 
 
-def _change_matching(jobs: JobQuerySet, state: State, glob: Glob, change: Change) -> int:
+def _change_matching(jobs: JobQuerySet, state: State, glob: Glob, change: Change, *, max_characters: int) -> int:
     """Find the matching jobs outside the transaction, then change them: no lock is held during the slow matching."""
     ids = []
-    for portion in _by_size(jobs):
+    for portion in _by_size(jobs, max_characters):
         rows = jobs.filter(pk__in=portion).only("id", "jid", "queue", "payload", "created_at", "enqueued_at", "failure")
         jobs_read = run(jobs.db, lambda _, rows=rows: list(rows), atomic=False)  # type: ignore[misc]  # a default is no parameter to mypy
         ids += [job.pk for job in jobs_read if glob.matches(_format_as_fetched(job))]
@@ -260,15 +283,15 @@ def _change_matching(jobs: JobQuerySet, state: State, glob: Glob, change: Change
     return _change(_still_in(jobs.db, ids, {state}), change) if ids else 0
 
 
-def _by_size(jobs: JobQuerySet) -> Iterator[list[int]]:
-    """Yield the ids of these jobs in portions of at most `READ_CHARACTERS` characters of job text."""
+def _by_size(jobs: JobQuerySet, max_characters: int) -> Iterator[list[int]]:
+    """Yield the ids of these jobs in portions of at most `max_characters` characters of job text."""
     sizes = jobs.order_by("pk").values_list("pk", Length("payload"))
     portion: list[int] = []
-    room = READ_CHARACTERS
+    room = max_characters
     for pk, size in run(jobs.db, lambda _: list(sizes), atomic=False):
         if portion and size > room:
             yield portion
-            portion, room = [], READ_CHARACTERS
+            portion, room = [], max_characters
         portion.append(pk)
         room -= size
     if portion:

@@ -26,19 +26,27 @@ CHUNK = 500
 """Maximum rows of one statement: enough to make its fixed cost negligible, few enough to keep row locks short."""
 
 
-def push(jobs: Sequence[JobPayload], *, using: str, now: datetime | None = None) -> Sequence[FaktoryError | None]:
+def push(
+    jobs: Sequence[JobPayload], *, using: str, now: datetime | None = None, chunk_size: int = CHUNK
+) -> Sequence[FaktoryError | None]:
     """Store jobs in one transaction, or in the caller's transaction if there is one.
 
     Return one item per job: None, or the reason for the refusal: NotUnique (W27), UnknownBatch or BatchClosed (W26). A
     stored job that has not finished stays unchanged, a finished one is replaced. Of two jobs with the same jid, the
-    first is stored (W10). A push can therefore be repeated after a lost connection.
+    first is stored (W10). A push can therefore be repeated after a lost connection. Each statement stores at most
+    `chunk_size` jobs.
     """
     if not jobs:
         return []
     dialect = dialect_of(connections[using])
     if any_needs_lookup(jobs, dialect):
         ordered = order_jobs(jobs)
-        refusals = run(using, lambda connection: unique_push.push(connection, ordered, now), atomic=False, writes=True)
+        refusals = run(
+            using,
+            lambda connection: unique_push.push(connection, ordered, now, chunk_size=chunk_size),
+            atomic=False,
+            writes=True,
+        )
         return [refusals.get(job.jid) for job in jobs]
     distinct = jobs if len(jobs) == 1 else _select_distinct(jobs)
     places = insertion_order(distinct) if len(jobs) > 1 else (0,)
@@ -47,11 +55,11 @@ def push(jobs: Sequence[JobPayload], *, using: str, now: datetime | None = None)
         # A single INSERT locks the rows it conflicts with. With several, all these rows must be locked before the first
         # INSERT, or two overlapping sets deadlock (ADR 0030).
         clock, may_exist = now, not all(map(_has_new_jid, jobs))
-        if may_exist and len(places) > CHUNK:
+        if may_exist and len(places) > chunk_size:
             clock, may_exist = dialect.lock_stored(connection, [(place, distinct[place]) for place in places], now)
-        for start in range(0, len(places), CHUNK):
+        for start in range(0, len(places), chunk_size):
             # Built for each statement: 10,000 pairs at once would make the garbage collector run more often.
-            ordered = [(place, distinct[place]) for place in places[start : start + CHUNK]]
+            ordered = [(place, distinct[place]) for place in places[start : start + chunk_size]]
             blocked_keys = dialect.insert(connection, ordered, clock, may_exist=may_exist)
             # Check the keys of blocked jobs again after the commit: their holder may be releasing the lock now, and
             # neither transaction sees the other (ADR 0015).
@@ -59,7 +67,7 @@ def push(jobs: Sequence[JobPayload], *, using: str, now: datetime | None = None)
                 locks.promote_waiters_later(connection, blocked_keys)
 
     # Some dialects insert a set with several statements. One row needs a single statement on every database.
-    is_one_statement = len(places) == 1 or (dialect.one_statement and len(places) <= CHUNK)
+    is_one_statement = len(places) == 1 or (dialect.one_statement and len(places) <= chunk_size)
     run(using, insert, atomic=not is_one_statement, writes=True)
     return [None] * len(jobs)
 

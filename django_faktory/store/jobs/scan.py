@@ -45,10 +45,10 @@ def in_index_order(state: State, *, using: str) -> JobQuerySet:
     return Job.objects.using(using).in_state(state).order_by(*index_order(state, using=using))
 
 
-def ids_of(jobs: JobQuerySet, state: State, *, queue: str | None = None) -> Iterator[list[int]]:
+def ids_of(jobs: JobQuerySet, state: State, *, queue: str | None = None, size: int = PORTION) -> Iterator[list[int]]:
     """Yield the ids of the given jobs that are in this state, in no fixed order.
 
-    At most `PORTION` at a time. `jobs` may have any filters, also ones without an index: they are applied to the ids
+    At most `size` at a time. `jobs` may have any filters, also ones without an index: they are applied to the ids
     read from the index. Jobs stored after the iteration began are left out.
     """
     using = jobs.db
@@ -56,7 +56,7 @@ def ids_of(jobs: JobQuerySet, state: State, *, queue: str | None = None) -> Iter
     newest = Job.objects.using(using).order_by("-pk").values_list("pk", flat=True)[:1]
     newest_id = next(iter(run(using, lambda _: list(newest), atomic=False)), 0)
     has_filters = jobs.query.where.children
-    for rows in portions(state, ("pk",), using=using, queue=queue):
+    for rows in portions(state, ("pk",), using=using, queue=queue, size=size):
         ids = [pk for (pk,) in rows if pk <= newest_id]
         if has_filters and ids:
             matching = jobs.filter(pk__in=ids).values_list("pk", flat=True)
@@ -65,7 +65,7 @@ def ids_of(jobs: JobQuerySet, state: State, *, queue: str | None = None) -> Iter
 
 
 def portions(
-    state: State, columns: Sequence[str], *, using: str, queue: str | None = None, size: int | None = None
+    state: State, columns: Sequence[str], *, using: str, queue: str | None = None, size: int = PORTION
 ) -> Iterator[list[tuple[Any, ...]]]:
     """Yield these columns of all jobs of the state in index order.
 
@@ -86,10 +86,9 @@ def portion(
     using: str,
     queue: str | None = None,
     after: Sequence[Any] | None = None,
-    size: int | None = None,
+    size: int = PORTION,
 ) -> tuple[list[tuple[Any, ...]], tuple[Any, ...] | None]:
     """Return one of `portions` and the position of the next; None as position at the end."""
-    size = size or PORTION
     order = index_order(state, using=using)
     jobs = in_index_order(state, using=using)
     if queue is not None:

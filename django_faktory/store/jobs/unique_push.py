@@ -41,6 +41,7 @@ def push(
     now: datetime | None,
     *,
     callback_of: str | None = None,
+    chunk_size: int = CHUNK,
 ) -> dict[str, FaktoryError]:
     """Store jobs with different jids in one transaction, or in the caller's; return the refused jobs' errors by jid.
 
@@ -50,12 +51,12 @@ def push(
     callbacks of that batch.
     """
     if callback_of is not None or not _can_insert_directly(connection, jobs):
-        return _push_slow_path(connection, jobs, now, callback_of)
+        return _push_slow_path(connection, jobs, now, callback_of, chunk_size=chunk_size)
     # A lone job is inserted by one statement, which needs no transaction of its own.
     is_atomic = len(jobs) == 1 or connection.in_atomic_block
     with nullcontext() if is_atomic else transaction.atomic(using=connection.alias):
-        undecided, refusals, now = _insert_directly(connection, jobs, now)
-        return refusals | _push_slow_path(connection, undecided, now) if undecided else refusals
+        undecided, refusals, now = _insert_directly(connection, jobs, now, chunk_size)
+        return refusals | _push_slow_path(connection, undecided, now, chunk_size=chunk_size) if undecided else refusals
 
 
 def _can_insert_directly(connection: BaseDatabaseWrapper, jobs: OrderedJobs) -> bool:
@@ -67,7 +68,7 @@ def _can_insert_directly(connection: BaseDatabaseWrapper, jobs: OrderedJobs) -> 
 
 
 def _insert_directly(
-    connection: BaseDatabaseWrapper, jobs: OrderedJobs, now: datetime | None
+    connection: BaseDatabaseWrapper, jobs: OrderedJobs, now: datetime | None, chunk_size: int
 ) -> tuple[OrderedJobs, dict[str, FaktoryError], datetime | None]:
     """Insert the jobs that conflict with no stored row; return the undecided jobs, the refused jobs and the time."""
     dialect = dialect_of(connection)
@@ -75,11 +76,11 @@ def _insert_directly(
     # slow path would refuse the first (ADR 0023).
     first_jobs = list({unique_key_of(job) or (job.jid,): (place, job) for place, job in reversed(jobs)}.values())[::-1]
     # Several statements of one transaction: lock all rows they may meet before the first insert (ADR 0030).
-    if len(first_jobs) > CHUNK or len(first_jobs) < len(jobs):
+    if len(first_jobs) > chunk_size or len(first_jobs) < len(jobs):
         now, _ = dialect.lock_stored(connection, jobs, now)
     decided_jids: set[str] = set()
     refusals: dict[str, FaktoryError] = {}
-    for chunk in chunks(first_jobs, CHUNK):
+    for chunk in chunks(first_jobs, chunk_size):
         stored = dialect.insert_if_absent(connection, chunk, now)
         now = stored.now
         locks.promote_waiters_later(connection, stored.blocked)
@@ -90,10 +91,15 @@ def _insert_directly(
 
 
 def _push_slow_path(
-    connection: BaseDatabaseWrapper, jobs: OrderedJobs, now: datetime | None, callback_of: str | None = None
+    connection: BaseDatabaseWrapper,
+    jobs: OrderedJobs,
+    now: datetime | None,
+    callback_of: str | None = None,
+    *,
+    chunk_size: int = CHUNK,
 ) -> dict[str, FaktoryError]:
     """Store jobs by the slow path: look up conflicting rows, then insert; retry if another push came in between."""
-    push_these = partial(_push_once, connection, now=now, callback_of=callback_of)
+    push_these = partial(_push_once, connection, now=now, callback_of=callback_of, chunk_size=chunk_size)
     for _ in range(MAX_ROUNDS):
         try:
             with transaction.atomic(using=connection.alias):
@@ -107,16 +113,20 @@ def _push_slow_path(
 
 
 def _push_once(
-    connection: BaseDatabaseWrapper, placed_jobs: OrderedJobs, *, now: datetime | None, callback_of: str | None
+    connection: BaseDatabaseWrapper,
+    placed_jobs: OrderedJobs,
+    *,
+    now: datetime | None,
+    callback_of: str | None,
+    chunk_size: int,
 ) -> dict[str, FaktoryError]:
     clock = clock_of(connection, now)
     jobs = [job for _, job in placed_jobs]
     # Lock order (ADR 0024): existing jobs, then batches, then lock rows, and new jobs last.
     keys = sorted({key for job in jobs if (key := unique_key_of(job))})
     stored = _find_stored(connection, [job.jid for job in jobs])
-    _clear_expired_keys(
-        connection, keys, clock, replaced=[old_row.pk for old_row in stored.values() if not _must_keep(old_row)]
-    )
+    replaced = [old_row.pk for old_row in stored.values() if not _must_keep(old_row)]
+    _clear_expired_keys(connection, keys, clock, replaced=replaced, chunk_size=chunk_size)
     fresh = [(place, job) for place, job in placed_jobs if not _must_keep(stored.get(job.jid))]
     refusals = membership.admit(connection, [job for _, job in fresh], clock)
     holders = _find_holders(connection, keys)
@@ -147,7 +157,7 @@ def _push_once(
         connection, {row.lock_key for row in rows if row.lock_key and row.state == State.BLOCKED}
     )
     membership.count_new_members(connection, [row.bid for row in rows if row.bid])
-    _replace(connection, [stored[row.jid].pk for row in rows if row.jid in stored], rows)
+    _replace(connection, [stored[row.jid].pk for row in rows if row.jid in stored], rows, chunk_size)
     return refusals
 
 
@@ -175,7 +185,7 @@ def _push_one_by_one(
 
 
 def _clear_expired_keys(
-    connection: BaseDatabaseWrapper, keys: Sequence[str], now: datetime, *, replaced: Sequence[int]
+    connection: BaseDatabaseWrapper, keys: Sequence[str], now: datetime, *, replaced: Sequence[int], chunk_size: int
 ) -> None:
     """Clear expired unique keys of other jobs, so that new jobs can use them.
 
@@ -184,13 +194,13 @@ def _clear_expired_keys(
     jobs = Job.objects.using(connection.alias)
     overdue = [
         pk
-        for chunk in chunks(keys, CHUNK)
+        for chunk in chunks(keys, chunk_size)
         for pk in jobs.filter(unique_key__in=chunk, unique_expires_at__lte=now).values_list("pk", flat=True)
     ]
-    for ids in chunks(sorted({*overdue, *replaced}), CHUNK):
+    for ids in chunks(sorted({*overdue, *replaced}), chunk_size):
         if connection.features.has_select_for_update:
             list(jobs.filter(pk__in=ids).order_by("pk").select_for_update().values_list("pk", flat=True))
-    for ids in chunks(overdue, CHUNK):
+    for ids in chunks(overdue, chunk_size):
         jobs.filter(pk__in=ids, unique_key__in=keys, unique_expires_at__lte=now).update(unique_key=None)
 
 
@@ -205,9 +215,11 @@ def _find_holders(connection: BaseDatabaseWrapper, keys: Sequence[str]) -> dict[
     return {key: jid for chunk in chunks(keys, CHUNK) for key, jid in jid_by_key.filter(unique_key__in=chunk) if key}
 
 
-def _replace(connection: BaseDatabaseWrapper, finished: Sequence[int], rows: Sequence[_NewRow]) -> None:
+def _replace(
+    connection: BaseDatabaseWrapper, finished: Sequence[int], rows: Sequence[_NewRow], chunk_size: int
+) -> None:
     """Delete the finished rows with the same jids, then insert the new rows in insertion order."""
-    for chunk in chunks(sorted(finished), CHUNK):
+    for chunk in chunks(sorted(finished), chunk_size):
         delete_locked(Job.objects.using(connection.alias).filter(pk__in=chunk).in_state(*FINISHED))
     if not rows:
         return
@@ -216,7 +228,7 @@ def _replace(connection: BaseDatabaseWrapper, finished: Sequence[int], rows: Seq
     insert = f"INSERT INTO {JOB} ({', '.join(column.name for column in columns)}) VALUES "
     row_marks = f"({marks(columns)})"
     ordered = sorted(rows, key=lambda row: insertion_key(row.jid, row.unique_key))
-    rows_at_once = min(CHUNK, (connection.features.max_query_params or CHUNK * len(columns)) // len(columns))
+    rows_at_once = min(chunk_size, (connection.features.max_query_params or chunk_size * len(columns)) // len(columns))
     with connection.cursor() as cursor:
         for portion in chunks(ordered, rows_at_once):
             values = [msgspec.structs.astuple(row) for row in portion]

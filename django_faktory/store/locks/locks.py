@@ -402,6 +402,7 @@ def sweep(
     using: str,
     after: Place | None = None,
     portions: int = MAX_SWEPT_PORTIONS,
+    portion_size: int = SWEEP_PORTION,
     pause: Callable[[float], object] = time.sleep,
 ) -> LockSweep:
     """Find free keys without a ready job, and make the next job of each ready.
@@ -412,7 +413,7 @@ def sweep(
     """
     stuck_keys: set[str] = set()
     for _ in range(portions):
-        rows, after = scan.portion(State.BLOCKED, ("lock_key", "limiter"), using=using, after=after, size=SWEEP_PORTION)
+        rows, after = scan.portion(State.BLOCKED, ("lock_key", "limiter"), using=using, after=after, size=portion_size)
         # Jobs blocked by a limiter are left out: the limiter makes them ready.
         stuck_keys |= _find_stuck_keys({key for key, limiter in rows if key and limiter is None}, using)
         if after is None:

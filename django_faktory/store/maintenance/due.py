@@ -122,7 +122,9 @@ def _is_partial(using: str) -> bool:
     return connections[using].features.supports_partial_indexes
 
 
-def _clear_expiries(using: str, now: datetime | None) -> None:
+def _clear_expiries(
+    using: str, now: datetime | None, *, chunk_size: int = CHUNK, max_chunks: int = CLEAR_PORTION
+) -> None:
     """Remove finished rows from the head of the expiry index (MariaDB), a bounded number at a time.
 
     The index has no condition there. Otherwise each read of the head would read past every finished row that is kept.
@@ -130,12 +132,12 @@ def _clear_expiries(using: str, now: datetime | None) -> None:
     finished = find_expiring_jobs(using=using).in_state(*FINISHED).filter(expires_at__lte=now or Now())
 
     def verb(_: BaseDatabaseWrapper) -> int:
-        ids = list(finished.select_for_update(skip_locked=True).values_list("pk", flat=True)[:CHUNK])
+        ids = list(finished.select_for_update(skip_locked=True).values_list("pk", flat=True)[:chunk_size])
         Job.objects.using(using).filter(pk__in=ids).update(expires_at=None)
         return len(ids)
 
-    for _ in range(CLEAR_PORTION):
-        if run(using, verb) < CHUNK:
+    for _ in range(max_chunks):
+        if run(using, verb) < chunk_size:
             return
 
 

@@ -67,10 +67,9 @@ class DeadRows(NamedTuple):
     """Seconds since the last vacuum by any node, or autovacuum, ended."""
     index_bytes: int = 0
 
-    @property
-    def is_resting(self) -> bool:
+    def is_resting(self, *, min_rest_s: float = SHORTEST_REST_S, rest_factor: float = REST) -> bool:
         """Return whether the last vacuum ended too recently for another one."""
-        return self.vacuumed_s_ago < max(SHORTEST_REST_S, REST * self.index_bytes / BYTES_PER_S)
+        return self.vacuumed_s_ago < max(min_rest_s, rest_factor * self.index_bytes / BYTES_PER_S)
 
 
 def read_dead_rows(*, using: str) -> DeadRows:
@@ -115,8 +114,17 @@ class Vacuumer:
     another.
     """
 
-    def __init__(self, alias: str) -> None:
+    def __init__(
+        self,
+        alias: str,
+        *,
+        min_dead_rows: int = DEAD_ROWS,
+        min_rest_s: float = SHORTEST_REST_S,
+        rest_factor: float = REST,
+    ) -> None:
         self.alias = alias
+        self._min_dead_rows = min_dead_rows
+        self._min_rest_s, self._rest_factor = min_rest_s, rest_factor
         self._thread: threading.Thread | None = None
         self._unremovable = 0  # dead rows that the last vacuum could not remove: an open snapshot may still see them
 
@@ -136,7 +144,9 @@ class Vacuumer:
     def _is_due(self) -> bool:
         statistics = read_dead_rows(using=self.alias)
         self._unremovable = min(self._unremovable, statistics.rows)
-        return statistics.rows >= self._unremovable + DEAD_ROWS and not statistics.is_resting
+        if statistics.rows < self._unremovable + self._min_dead_rows:
+            return False
+        return not statistics.is_resting(min_rest_s=self._min_rest_s, rest_factor=self._rest_factor)
 
     def _vacuum(self) -> None:
         began = time.monotonic()

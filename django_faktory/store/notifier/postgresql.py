@@ -106,8 +106,11 @@ class PostgresListener(Listener):
         is_own: Callable[[int], bool] = lambda _: False,
         *,
         logs_problems: bool = True,
+        test_timeout_s: float = TEST_TIMEOUT_S,
+        test_every_s: float = TEST_EVERY_S,
     ) -> None:
         super().__init__()
+        self._test_timeout_s, self._test_every_s = test_timeout_s, test_every_s
         self._logs_problems = logs_problems
         self._is_own = is_own
         self._alias = alias
@@ -183,7 +186,7 @@ class PostgresListener(Listener):
             self.receives_all = self.receives_all or bool(payloads)
             self._pass_on(payloads)
             if test_payload in payloads:
-                test_payload, until = "", time.monotonic() + TEST_EVERY_S
+                test_payload, until = "", time.monotonic() + self._test_every_s
             elif time.monotonic() >= until and not test_payload:
                 test_payload, until = self._send_test()
             elif time.monotonic() >= until and self.receives_all:
@@ -198,7 +201,7 @@ class PostgresListener(Listener):
         """Send a self-test; return its payload and the time until which it must arrive."""
         test_payload = f"{_TEST}{secrets.token_hex(8)}"
         self._send(CHANNEL, test_payload)
-        return test_payload, time.monotonic() + TEST_TIMEOUT_S
+        return test_payload, time.monotonic() + self._test_timeout_s
 
     def _passes_self_test(self, connection: Any) -> bool:
         """Return whether a pooler forwards notifications, tested on a channel with a random name.
@@ -209,7 +212,7 @@ class PostgresListener(Listener):
         test_channel = f"{CHANNEL}_{secrets.token_hex(8)}"
         session = process_of(connection, f"LISTEN {test_channel}")
         self._send(test_channel, _TEST)
-        give_up_at, has_arrived = time.monotonic() + TEST_TIMEOUT_S, False
+        give_up_at, has_arrived = time.monotonic() + self._test_timeout_s, False
         while not (has_arrived or self._closed.is_set()) and time.monotonic() < give_up_at:
             notifications = self._receive_next(connection, give_up_at)
             has_arrived = any(notification.channel == test_channel for notification in notifications)

@@ -74,8 +74,9 @@ class Publisher:
     process ignore its notifications.
     """
 
-    def __init__(self, alias: str) -> None:
+    def __init__(self, alias: str, *, reconnect_every_s: float = RECONNECT_S) -> None:
         self._alias = alias
+        self._reconnect_every_s = reconnect_every_s
         self._pending: set[str] = set()
         self._called = threading.Event()
         self._stopping = threading.Event()
@@ -111,7 +112,7 @@ class Publisher:
             queues = list(self._pending)
             self._pending.difference_update(queues)
             if queues:
-                if time.monotonic() - connected_at > RECONNECT_S:
+                if time.monotonic() - connected_at > self._reconnect_every_s:
                     connection.close()
                     connected_at = time.monotonic()
                 postgresql.notify(connection, queues, self._senders)

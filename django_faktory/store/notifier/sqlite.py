@@ -54,9 +54,10 @@ class SqliteListener(Listener):
 
     looks_twice = False  # no notification is dropped: each commit is seen
 
-    def __init__(self, alias: str) -> None:
+    def __init__(self, alias: str, *, look_every_s: float = REGULAR_LOOK_S) -> None:
         super().__init__()
         self._alias = alias
+        self._look_every_s = look_every_s
         self._closed = threading.Event()
         self._close_reader, self._close_writer = os.pipe()
         self._watch: FileWatch | None = None
@@ -98,7 +99,8 @@ class SqliteListener(Listener):
             self._pause_s *= GROWTH
         else:
             with suppress(ValueError):  # `close` in another thread has closed the watch since it was read
-                wait_readable([watch.fileno(), self._close_reader], min(longest_s, self._pause_s or REGULAR_LOOK_S))
+                pause_s = min(longest_s, self._pause_s or self._look_every_s)
+                wait_readable([watch.fileno(), self._close_reader], pause_s)
             self._pause_s = self._pause_s * GROWTH if self._pause_s and self._pause_s < LATE_S else None
 
     def _has_changed(self) -> bool:

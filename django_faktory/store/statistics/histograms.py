@@ -89,11 +89,11 @@ def find_hour(*, using: str, start: datetime, end: datetime) -> datetime | None:
     return None if minute is None else minute.replace(minute=0)
 
 
-def fold_hour(hour: datetime, *, using: str) -> int | None:
+def fold_hour(hour: datetime, *, using: str, limit: int = CHUNK) -> int | None:
     """Add the sums of an hour's minutes to the row of the hour, and delete them; return how many.
 
     None if there are no minutes; 0 if other transactions have locked all of them. `hour` is the beginning of the hour.
-    Handles at most `CHUNK` rows.
+    Handles at most `limit` rows.
     """
     measures = Measure.objects.using(using)
     # The row of the hour is that of its first minute, which is not moved.
@@ -104,7 +104,7 @@ def fold_hour(hour: datetime, *, using: str) -> int | None:
     def verb(connection: BaseDatabaseWrapper) -> int:
         sums: dict[tuple[str, str], Series] = {}
         # Locked before they are added up: an `add` between the read and the DELETE would be lost.
-        rows = list(minutes.select_for_update(skip_locked=True).values_list("pk", "queue", "jobtype", *_SUMS)[:CHUNK])
+        rows = list(minutes.select_for_update(skip_locked=True).values_list("pk", "queue", "jobtype", *_SUMS)[:limit])
         for _, queue, jobtype, *values in rows:
             sums.setdefault((queue, jobtype), Series()).add(_build_series(values))
         measures.filter(pk__in=[pk for pk, *_ in rows]).delete()

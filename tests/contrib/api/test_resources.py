@@ -5,6 +5,7 @@ from datetime import UTC, timedelta
 import pytest
 from django.contrib.admin.models import LogEntry
 from django.utils import timezone
+from rest_framework.test import APIRequestFactory, force_authenticate
 
 from django_faktory.contrib.api import answers, queues, statistics
 from django_faktory.core.payloads import NewBatch
@@ -12,6 +13,7 @@ from django_faktory.models import Batch, Job, JobLock, Limit, Queue, WorkerProce
 from django_faktory.models.cron import CronEntry, CronRun
 from django_faktory.operations import bulk, serializers
 from django_faktory.store.batches import batches, tree
+from django_faktory.store.jobs.bulk import CHUNK
 from tests.factories import T0, JobFactory, QueueFactory, WorkerFactory
 from tests.project.tasks import add
 
@@ -85,17 +87,19 @@ def test_clearing_a_queue_deletes_its_enqueued_and_blocked_jobs_only(as_root):
     assert not Queue.objects.exists()
 
 
-def test_a_long_queue_is_cleared_by_several_requests(as_root, monkeypatch):
-    monkeypatch.setattr(queues, "CLEARS_FOR_S", -1)
-    monkeypatch.setattr("django_faktory.store.jobs.bulk.CHUNK", 2)
+def test_a_long_queue_is_cleared_by_several_requests(as_root, root):
     QueueFactory(name="mail")
-    for _ in range(3):
-        JobFactory(queue="mail")
-    assert as_root("POST", "queues/mail/clear/").data == {"is_done": False}
+    Job.objects.bulk_create(JobFactory.many(CHUNK + 1, queue="mail"))
+
+    def clear_one_step():
+        request = APIRequestFactory().post("/")
+        force_authenticate(request, root)
+        return queues.Queues.as_view({"post": "clear"}, clears_for_s=-1)(request, name="mail")
+
+    assert clear_one_step().data == {"is_done": False}
     assert Job.objects.count() == 1
     assert last_words().startswith("Cleared in part")
-    assert as_root("POST", "queues/mail/clear/").data == {"is_done": False}
-    monkeypatch.setattr(queues, "CLEARS_FOR_S", 60)
+    assert clear_one_step().data == {"is_done": False}
     assert as_root("POST", "queues/mail/clear/").data == {"is_done": True}
 
 
@@ -396,9 +400,10 @@ def test_statistics_report_sets_workers_and_batches(as_root):
     assert list(answers.StatisticsSerializer().fields) == list(figures)
 
 
-def test_statistics_are_counted_up_to_the_reported_cap(as_root, monkeypatch):
+def test_statistics_are_counted_up_to_the_reported_cap(root):
     for _ in range(5):
         JobFactory()
-    monkeypatch.setattr(statistics, "COUNTED", 3)
-    figures = as_root("GET", "statistics/").data
+    request = APIRequestFactory().get("/")
+    force_authenticate(request, root)
+    figures = statistics.Statistics.as_view({"get": "list"}, counted_to=3)(request).data
     assert (figures["sets"]["enqueued"], figures["counted_to"]) == (3, 3)

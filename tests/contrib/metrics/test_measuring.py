@@ -8,7 +8,6 @@ import pytest
 from django.db import OperationalError, connection
 
 from django_faktory.brokers.orm import OrmBroker
-from django_faktory.core import histograms
 from django_faktory.core.histograms import BOUNDS_S, OTHER, JobTiming, Recorder
 from django_faktory.core.payloads import Ack, FetchRequest, failure
 from django_faktory.errors import BrokerUnavailable
@@ -53,9 +52,8 @@ class TestRecorder:
         assert recorder.take()[MAIL].runs.index(1) == place
         assert len(BOUNDS_S) == 11
 
-    def test_series_beyond_the_maximum_are_merged_into_one(self, monkeypatch):
-        monkeypatch.setattr(histograms, "MAX_SERIES", 3)
-        recorder = Recorder()
+    def test_series_beyond_the_maximum_are_merged_into_one(self):
+        recorder = Recorder(max_series=3)
         recorder.started(JobTiming("q", f"task{number}", 0.0) for number in range(10))
         recorder.started([JobTiming("q", "task0", 0.0)])
         taken = recorder.take()

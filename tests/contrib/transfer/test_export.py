@@ -8,7 +8,6 @@ from django_faktory.contrib.transfer import export_jobs
 from django_faktory.contrib.transfer.redis_layout import EXPORTED, FaktoryRedis
 from django_faktory.models import Job
 from django_faktory.store import queues
-from django_faktory.store import transfer as store
 from django_faktory.store.jobs import pushes
 from tests.contrib.transfer.conftest import RECORDED, jids, load, recorded
 from tests.contrib.transfer.test_import import BreaksOff
@@ -143,7 +142,6 @@ def test_exporting_no_jobs_exits_with_code_2(give):
 @pytest.mark.parametrize("when", ["before", "after"])
 @pytest.mark.parametrize("times", range(3))
 def test_an_interrupted_export_neither_loses_nor_duplicates_jobs(when, times, redis, server, give, monkeypatch):
-    monkeypatch.setattr(store, "CHUNK", 2)
     for n in range(7):
         pushes.push([payload(f"n{n}")], using="default")
     made = set(Job.objects.values_list("jid", flat=True))
@@ -161,7 +159,7 @@ def test_an_interrupted_export_neither_loses_nor_duplicates_jobs(when, times, re
     with monkeypatch.context() as patched:
         patched.setattr(FaktoryRedis, "add", fails)
         with pytest.raises(BreaksOff):
-            export_jobs.Export(source, "default").run(lambda _: None)
+            export_jobs.Export(source, "default", chunk_size=2).run(lambda _: None)
     source.close()
     give()
     assert sorted(jids(redis, "q:default")) == sorted(made)

@@ -212,11 +212,11 @@ def test_importing_from_an_empty_redis_exits_with_code_2(redis, take):
     assert take(code=2)["found"] == 0
 
 
-def test_a_queue_longer_than_one_chunk_is_imported_in_order(redis, take, monkeypatch):
-    monkeypatch.setattr(store, "CHUNK", 7)
-    load(redis, {"queues": ["set", ["mail"]], "mail": ["list", [raw(f"{n:04}", "mail") for n in reversed(range(50))]]})
-    assert take()["moved"] == 50
-    assert fetched("mail", count=50) == [f"jid-{n:04}" for n in range(50)]
+def test_a_queue_longer_than_one_chunk_is_imported_in_order(redis, take):
+    names = [f"{n:04}" for n in range(store.CHUNK + 2)]
+    load(redis, {"queues": ["set", ["mail"]], "mail": ["list", [raw(name, "mail") for name in reversed(names)]]})
+    assert take()["moved"] == len(names)
+    assert fetched("mail", count=len(names)) == [f"jid-{name}" for name in names]
 
 
 def test_a_dry_run_reports_the_same_and_changes_nothing(redis, take):
@@ -246,7 +246,7 @@ def broken_off(redis_server, monkeypatch, *, method, times=0):
     with monkeypatch.context() as patched:
         patched.setattr(FaktoryRedis, method, fails)
         with pytest.raises(BreaksOff):
-            import_jobs.Import(redis, get_broker(), "default").run(lambda _: None)
+            import_jobs.Import(redis, get_broker(), "default", chunk_size=3).run(lambda _: None)
     redis.close()
 
 
@@ -254,7 +254,6 @@ def broken_off(redis_server, monkeypatch, *, method, times=0):
 @pytest.mark.parametrize("method", ["window", "drop"])
 @pytest.mark.parametrize("times", range(6))
 def test_an_interrupted_import_neither_loses_nor_duplicates_jobs(method, times, server, redis, take, monkeypatch):
-    monkeypatch.setattr(store, "CHUNK", 3)
     load(redis, recorded("1.10.0"))
     broken_off(server, monkeypatch, method=method, times=times)
     in_redis = jids(redis, "q:default", "q:mail", "q:halted", "q:work", "scheduled", "retries", "dead")

@@ -1,7 +1,9 @@
 """The incremental JSON parser gives the same results as the direct one, and pauses between steps."""
 
 import json
+import re
 
+import msgspec
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -18,11 +20,8 @@ JOB = '{"jid":"12345678","jobtype":"t","args":[1,"é"],"custom":{"a":1,"a":[2]}}
 OTHER = '{"jid":"abcdefgh", "jobtype":"t" ,"args":[{"x":"\\"],[\\\\"}]}'
 
 
-@pytest.fixture(autouse=True)
-def everything_is_long(monkeypatch):
-    """Make every text count as long, so that the incremental parser runs."""
-    monkeypatch.setattr(incremental, "SHORT", 0)
-    monkeypatch.setattr(incremental, "TOKENS_A_STEP", 2)
+SMALL = incremental.ParseSizes(short=0, tokens=2)
+"""With these sizes every text counts as long."""
 
 
 def in_steps(function, *args, **options):
@@ -31,9 +30,9 @@ def in_steps(function, *args, **options):
 
 def items(text):
     found = []
-    for part in incremental.cut(text, "[]"):
+    for part in incremental.cut(text, "[]", tokens_a_step=SMALL.tokens):
         if part is not None:
-            yield from incremental.check_value(part)
+            yield from incremental.check_value(part, sizes=SMALL)
             found.append(part.strip(" \t\r\n"))
     return found
 
@@ -41,7 +40,7 @@ def items(text):
 @given(texts_of_objects())
 def test_members_match_the_direct_parser(given_):
     _, text = given_
-    assert in_steps(incremental.members, text, max_count=1000) == answer(jsontext.members, text)
+    assert in_steps(incremental.members, text, max_count=1000, sizes=SMALL) == answer(jsontext.members, text)
 
 
 @given(st.lists(values, max_size=5), writers)
@@ -69,7 +68,7 @@ def test_text_that_is_not_an_array_is_refused(text):
 @given(st.integers(1, 300), st.booleans())
 def test_depth_check_matches_the_direct_parser(depth, is_wide):
     text = "[" + '"[",{},' * 200 * is_wide + "[" * depth + "]" * depth + "]"
-    assert in_steps(incremental.check_depth, text) == answer(jsontext.check_depth, text)
+    assert in_steps(incremental.check_depth, text, sizes=SMALL) == answer(jsontext.check_depth, text)
 
 
 def test_a_string_of_any_length_is_one_value():
@@ -77,7 +76,7 @@ def test_a_string_of_any_length_is_one_value():
     for string in ("[,]" * 5000, "\\" * 5001, '"' * 3000, "é,\\" * 2000):
         array = json.dumps([string, 1])
         assert in_steps(items, array) == [json.dumps(string), "1"]
-        assert in_steps(incremental.check_depth, array) is None
+        assert in_steps(incremental.check_depth, array, sizes=SMALL) is None
 
 
 @pytest.mark.parametrize("piece", ["a", "\\\\n", "é"])
@@ -91,11 +90,11 @@ def test_lone_surrogates_are_accepted_as_by_the_direct_parser():
     assert in_steps(items, text) == answer(jsontext.items, text) != InvalidPayload
 
 
-def test_the_parser_pauses_after_a_bounded_number_of_tokens(monkeypatch):
-    monkeypatch.setattr(incremental, "TOKENS_A_STEP", 100)
+def test_the_parser_pauses_after_a_bounded_number_of_tokens():
     text = f"[{','.join(['[]'] * 10_000)}]"
-    assert len(list(incremental.check_depth(text))) == 20_002 // 100
-    assert sum(part is None for part in incremental.cut(text, "[]")) > 100
+    sizes = incremental.ParseSizes(tokens=100)
+    assert len(list(incremental.check_depth(text, sizes=sizes))) == 20_002 // 100
+    assert sum(part is None for part in incremental.cut(text, "[]", tokens_a_step=100)) > 100
 
 
 LINES = [
@@ -132,16 +131,49 @@ LINES = [
 ]
 
 
+def line_of(verb, value):
+    return f"{verb} {json.dumps(value)}"
+
+
+MANY = {
+    "members": line_of("PUSH", {f"m{n}": [] for n in range(1500)} | {"jid": "12345678", "jobtype": "t", "args": []}),
+    "jobs": line_of("PUSHB", [{"jid": f"job-{n:04}", "jobtype": "t", "args": ["x" * 300]} for n in range(1000)]),
+    "strings and a number": line_of("FAIL", {"jid": "12345678", "backtrace": ["a"] * 1500 + [1]}),
+    "jids": line_of("MUTATE", {"cmd": "kill", "target": "dead", "filter": {"jids": [f"job-{n}" for n in range(1500)]}}),
+}
+"""Lines with so many values that a parser pauses between them."""
+
+SPACE = " " * (incremental.SHORT + 1)
+_brackets_and_strings = re.compile(r'"(?:[^"\\]|\\.)*"|[\[{]')
+
+
+def lengthen(line):
+    """Add so much white space to each array and object that it counts as long."""
+    return _brackets_and_strings.sub(lambda match: match[0] + SPACE * (match[0] in "[{"), line)
+
+
+def shorten(job):
+    return msgspec.structs.replace(job, text=job.text.replace(SPACE, ""))
+
+
 def meaning(command):
     """Return the parts of a command that matter; for PUSHB the stored jobs and the jids of the refused ones."""
+    if isinstance(command, commands.Push):
+        return shorten(command.job)
     if not isinstance(command, commands.PushBulk):
         return command
-    good = [job for job in command.jobs if isinstance(job, JobPayload)]
+    good = [shorten(job) for job in command.jobs if isinstance(job, JobPayload)]
     return good, {job.jid for job in command.jobs if isinstance(job, InvalidPayload)}
 
 
 @pytest.mark.parametrize("line", LINES)
 def test_a_long_command_line_parses_the_same_as_a_short_one(line):
+    verb, _, rest = lengthen(line).partition(" ")
+    assert meaning(in_steps(commands._LONG[verb.encode()], rest)) == meaning(answer(commands.parse, line))
+
+
+@pytest.mark.parametrize("line", MANY.values(), ids=MANY)
+def test_a_command_line_with_many_values_parses_the_same_in_both_parsers(line):
     verb, _, rest = line.partition(" ")
     assert meaning(in_steps(commands._LONG[verb.encode()], rest)) == meaning(answer(commands.parse, line))
 

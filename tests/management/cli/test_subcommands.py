@@ -16,6 +16,7 @@ from django_faktory.models import Batch, Job, Limit, Queue, WorkerProcess
 from django_faktory.operations.bulk import Verb
 from django_faktory.store.batches import batches
 from django_faktory.store.jobs import pushes
+from django_faktory.store.jobs.bulk import CHUNK
 from tests.factories import T0, JobFactory, QueueFactory, WorkerFactory, payload
 from tests.management.cli.conftest import Terminal
 from tests.project.tasks import add
@@ -25,6 +26,12 @@ pytestmark = pytest.mark.django_db
 
 def dead(**fields):
     return JobFactory(dead=True, **fields)
+
+
+def many_dead(count):
+    """Store dead jobs, enough for several steps if `count` is above `CHUNK`; return them, oldest first."""
+    Job.objects.bulk_create(JobFactory.many(count, dead=True))
+    return list(Job.objects.order_by("pk"))
 
 
 def states():
@@ -384,12 +391,11 @@ def test_a_retry_at_a_pace_spreads_the_oldest_jobs_first(asked, faktory):
     assert "the last one runs in 8.0 s" in faktory("retry", "retries", "--per-minute", 30).err
 
 
-def test_a_retry_at_a_pace_in_many_steps_keeps_the_pace(asked, monkeypatch):
-    monkeypatch.setattr("django_faktory.management.cli.subcommands.bulk.CHUNK", 2)
-    made = [dead() for _ in range(5)]
-    assert asked("retry", "dead", "--per-minute", 60)["changed"] == 5
-    times = list(Job.objects.filter(pk__in=[job.pk for job in made]).order_by("pk").values_list("run_at", flat=True))
-    assert [later - times[0] for later in times] == [timedelta(seconds=number) for number in range(5)]
+def test_a_retry_at_a_pace_in_many_steps_keeps_the_pace(asked):
+    count = len(many_dead(CHUNK + 2))
+    assert asked("retry", "dead", "--per-minute", 60)["changed"] == count
+    times = list(Job.objects.retries().order_by("pk").values_list("run_at", flat=True))
+    assert [later - times[0] for later in times] == [timedelta(seconds=number) for number in range(count)]
 
 
 def test_a_retry_at_a_pace_takes_the_newest_jobs_of_a_limit(asked):
@@ -399,8 +405,8 @@ def test_a_retry_at_a_pace_takes_the_newest_jobs_of_a_limit(asked):
 
 
 @pytest.fixture
-def stop_after_one_step(monkeypatch):
-    """Press Ctrl-C after the first step of two jobs, once."""
+def stop_after_one_step():
+    """Press Ctrl-C after the first step of `CHUNK` jobs, once."""
 
     @contextmanager
     def progress(screen, title, total):
@@ -412,8 +418,6 @@ def stop_after_one_step(monkeypatch):
 
     patch = pytest.MonkeyPatch()
     patch.setattr(Screen, "progress", progress)
-    for module in ("management.cli.subcommands.bulk", "store.jobs.bulk"):
-        monkeypatch.setattr(f"django_faktory.{module}.CHUNK", 2)
     yield
     patch.undo()
 
@@ -421,11 +425,11 @@ def stop_after_one_step(monkeypatch):
 @pytest.mark.parametrize("words", [("retry", "state:dead,retries"), ("kill", "state:dead", "--yes")])
 @pytest.mark.usefixtures("stop_after_one_step")
 def test_a_stopped_command_with_a_limit_names_the_limit_that_continues(faktory, words):
-    oldest, *made = [dead() for _ in range(6)]
-    before = Job.objects.get(pk=oldest.pk).purge_at
-    paced = ("--per-minute", 60) if words[0] == "retry" else ()
-    answer = faktory(*words, *paced, "--limit", 5)
-    assert (answer.code, answer.out) == (130, f"{words[0]}: 2 jobs\n")
+    oldest, *made = many_dead(CHUNK + 4)
+    before = oldest.purge_at
+    paced = ("--per-minute", 30 * CHUNK) if words[0] == "retry" else ()
+    answer = faktory(*words, *paced, "--limit", CHUNK + 3)
+    assert (answer.code, answer.out) == (130, f"{words[0]}: {CHUNK} jobs\n")
     end = "in 2.0 s to continue at this pace" if paced else "to continue"
     assert answer.err.strip() == f"stopped; run the same command with --limit 3 {end}"
     assert faktory(*words, *paced, "--limit", 3).out == f"{words[0]}: 3 jobs\n"
@@ -435,13 +439,12 @@ def test_a_stopped_command_with_a_limit_names_the_limit_that_continues(faktory, 
 
 @pytest.mark.usefixtures("stop_after_one_step")
 def test_a_stopped_retry_at_a_pace_continues_when_its_last_job_has_run(faktory):
-    for _ in range(5):
-        dead()
-    answer = faktory("retry", "dead", "--per-minute", 30)
+    many_dead(CHUNK + 3)
+    answer = faktory("retry", "dead", "--per-minute", 15 * CHUNK)
     assert answer.err.strip() == "stopped; run the same command again in 4.0 s to continue at this pace"
     deferred = Job.objects.in_state("retries")
     assert max(job.run_at for job in deferred) < timezone.now() + timedelta(seconds=4)
-    assert faktory("retry", "dead", "--per-minute", 30).out == "retry: 3 jobs\n"
+    assert faktory("retry", "dead", "--per-minute", 15 * CHUNK).out == "retry: 3 jobs\n"
 
 
 # --- queues and workers

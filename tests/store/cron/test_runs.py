@@ -350,14 +350,13 @@ def test_a_cron_job_is_kept_long_enough_to_record_its_outcome():
     assert Job.objects.get().result_ttl == cron_runs.KEPT_FOR_S
 
 
-def test_the_latest_and_the_unfinished_runs_are_kept(monkeypatch):
-    monkeypatch.setattr(cron_runs, "KEPT_RUNS", 3)
+def test_the_latest_and_the_unfinished_runs_are_kept():
     one, other = entry(), entry("other")
     for hour in range(8):
         outcome = "enqueued" if hour == 2 else "succeeded"
         CronRun.objects.create(entry=one, tick=NOON + timedelta(hours=hour), outcome=outcome)
     CronRun.objects.create(entry=other, tick=NOON, outcome="succeeded")
-    while cron_runs.forget_old(using=USING):
+    while cron_runs.forget_old(using=USING, kept_runs=3):
         pass
     assert [tick for tick, _ in history(one)] == ["14:00", "17:00", "18:00", "19:00"]
     assert len(history(other)) == 1

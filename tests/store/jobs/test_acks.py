@@ -1,6 +1,7 @@
 """A set of acks with two transactions, the second of which fails: each ack gets its own answer, and counts once."""
 
 from contextlib import closing
+from functools import partial
 
 import pytest
 from django.db import connection
@@ -60,24 +61,24 @@ def test_only_acks_of_batch_members_fail_when_the_batch_row_is_locked(locked_bat
     assert counters() == (12, 0)
 
 
-def test_committed_chunks_of_acks_are_answered_when_a_later_chunk_fails(locked_batch, monkeypatch):
-    monkeypatch.setattr(acknowledgements, "CHUNK", 4)
+def test_committed_chunks_of_acks_are_answered_when_a_later_chunk_fails(locked_batch):
+    ack = partial(acknowledgements.ack, using="default", chunk_size=4)
     acks = sorted(working(9), key=lambda one: one.jid)
     plain = [one for one in acks if Job.objects.get(jid=one.jid).bid is None]
     with closing(another_connection(connection.settings_dict["NAME"])) as other, other.cursor() as cursor:
         cursor.execute("BEGIN")
         cursor.execute(f"LOCK TABLE {Counter._meta.db_table}")
         with pytest.raises(BrokerUnavailable):
-            acknowledgements.ack(plain, using="default")
+            ack(plain)
         cursor.execute("ROLLBACK")
         cursor.execute("BEGIN")
         cursor.execute(f"SELECT 1 FROM {Job._meta.db_table} WHERE jid = %s FOR UPDATE", [plain[5].jid])
         with connection.cursor() as ours:
             ours.execute("SET lock_timeout = '50ms'")  # the error has replaced the connection
-        answers = acknowledgements.ack(plain, using="default")
+        answers = ack(plain)
         cursor.execute("ROLLBACK")
     assert answers[:4] == [True] * 4
     assert all(isinstance(answer, BrokerUnavailable) for answer in answers[4:])
     locked_batch()
-    assert acknowledgements.ack(plain[4:], using="default") == [True] * 5
+    assert ack(plain[4:]) == [True] * 5
     assert counters() == (9, 0)

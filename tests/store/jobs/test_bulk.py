@@ -17,14 +17,11 @@ from tests.factories import JobFactory, QueueFactory, WorkerFactory
 pytestmark = pytest.mark.django_db
 
 
-@pytest.fixture
-def chunks_of_three(monkeypatch):
-    monkeypatch.setattr(bulk, "CHUNK", 3)
-    monkeypatch.setattr(bulk, "READ_AT_ONCE", 2)
+SMALL = bulk.StepSizes(chunk=3, read_at_once=2)
 
 
-def steps(command, target="dead", **filters):
-    return bulk.mutate(Mutation(command=command, target=target, **filters), using="default")
+def steps(command, target="dead", sizes=SMALL, **filters):
+    return bulk.mutate(Mutation(command=command, target=target, **filters), using="default", sizes=sizes)
 
 
 def dead(count, **fields):
@@ -37,13 +34,13 @@ def dead(count, **fields):
 
 
 @pytest.mark.parametrize("command", ["kill", "requeue", "discard", "clear"])
-def test_a_bulk_command_changes_all_jobs_in_steps_of_limited_size(chunks_of_three, command):
+def test_a_bulk_command_changes_all_jobs_in_steps_of_limited_size(command):
     """W23: eight jobs take steps of 3, 3 and 2."""
     dead(8)
     assert [step() for step in steps(command)] == [3, 3, 2]
 
 
-def test_bulk_commands_by_jids_or_glob_run_in_steps_too(chunks_of_three):
+def test_bulk_commands_by_jids_or_glob_run_in_steps_too():
     jobs = dead(5)
     assert [step() for step in steps("kill", jids=tuple(job.jid for job in jobs))] == [3, 2]
     assert [step() for step in steps("kill", regexp="*noop*")] == [2, 2, 1]
@@ -54,7 +51,7 @@ def test_a_bulk_command_on_an_empty_set_takes_no_step():
     assert list(steps("kill")) == []
 
 
-def test_a_bulk_command_ignores_jobs_that_arrive_while_it_runs(chunks_of_three):
+def test_a_bulk_command_ignores_jobs_that_arrive_while_it_runs():
     """W23: the operation ends although jobs keep arriving."""
     dead(4)
     changed = 0
@@ -65,7 +62,7 @@ def test_a_bulk_command_ignores_jobs_that_arrive_while_it_runs(chunks_of_three):
     assert Job.objects.filter(state="dead").count() == 4
 
 
-def test_a_bulk_command_skips_a_job_that_left_the_set_meanwhile(chunks_of_three):
+def test_a_bulk_command_skips_a_job_that_left_the_set_meanwhile():
     jobs = dead(4)
     under_way = steps("discard")
     next(under_way)()
@@ -74,17 +71,17 @@ def test_a_bulk_command_skips_a_job_that_left_the_set_meanwhile(chunks_of_three)
     assert Job.objects.filter(pk=jobs[-1].pk).exists()
 
 
-def test_a_new_bulk_command_finishes_an_aborted_one(chunks_of_three):
+def test_a_new_bulk_command_finishes_an_aborted_one():
     dead(7)
     next(steps("discard"))()
     assert sum(step() for step in steps("discard")) == 4
 
 
-def test_a_removed_queue_keeps_its_pause_until_it_is_empty(chunks_of_three):
+def test_a_removed_queue_keeps_its_pause_until_it_is_empty():
     """W24: no worker may get a job that is about to be dropped."""
     JobFactory.create_batch(4, queue="q")
     queues.pause(["q"], using="default")
-    *dropping, forgetting = bulk.remove_queues(["q"], using="default")
+    *dropping, forgetting = bulk.remove_queues(["q"], using="default", sizes=SMALL)
     assert [step() for step in dropping] == [3, 1]
     assert Queue.objects.get(name="q").paused_at
     forgetting()
@@ -101,14 +98,14 @@ def test_the_removal_of_many_empty_queues_takes_few_statements(django_assert_max
     assert not Queue.objects.exists()
 
 
-def test_a_flush_deletes_jobs_in_steps_and_totals_at_the_end(chunks_of_three):
+def test_a_flush_deletes_jobs_in_steps_and_totals_at_the_end():
     """W25: the steps delete batches, jobs, progress records, and totals at the end."""
     dead(2)
     working = JobFactory(working=True)
     OrmBroker("default").ack([Ack(jid=working.jid)])
     QueueFactory()
     Tracking.objects.bulk_create(Tracking(jid=f"tracked{number}") for number in range(4))
-    assert [step() for step in bulk.flush(using="default")] == [0, 3, 1, 3, 1, 0]
+    assert [step() for step in bulk.flush(using="default", sizes=SMALL)] == [0, 3, 1, 3, 1, 0]
     assert not Job.objects.exists()
     assert not Tracking.objects.exists()
     assert OrmBroker("default").info()["total_processed"] == 0
@@ -127,7 +124,7 @@ def test_a_bulk_step_does_not_wait_for_locked_jobs_outside_its_set(command, wait
 
     def change():
         try:
-            changed.extend(step() for step in steps(command))
+            changed.extend(step() for step in steps(command, sizes=bulk.SIZES))
         finally:
             connection.close()
 
@@ -167,12 +164,12 @@ def test_advancing_all_workers_at_once_never_reverts_a_worker_state():
     assert workers.advance(None, "quiet", using="default") == 0
 
 
-def test_a_glob_reads_large_jobs_alone_and_small_ones_together(monkeypatch):
+def test_a_glob_reads_large_jobs_alone_and_small_ones_together():
     """A hundred jobs of 15 MiB used to be read at once."""
-    monkeypatch.setattr(bulk, "READ_CHARACTERS", 1000)
+    sizes = bulk.StepSizes(read_characters=1000)
     for number, size in enumerate([10, 10, 5000, 5000, 10]):
         JobFactory(dead=True, jid=f"dead-{number:04d}", payload=f'{{"args":["{"x" * size}"]}}')
     with CaptureQueriesContext(connection) as caught:
-        assert [step() for step in steps("discard", regexp="*xxx*")] == [5]
+        assert [step() for step in steps("discard", sizes=sizes, regexp="*xxx*")] == [5]
     columns = [query["sql"].split("FROM")[0] for query in caught]
     assert sum("payload" in names and "LENGTH" not in names for names in columns) == 4

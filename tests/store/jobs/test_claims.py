@@ -227,17 +227,19 @@ def test_an_error_between_two_claims_loses_no_job_and_no_answer(monkeypatch):
     """W14: the first of two claims has committed when the second one fails."""
     push([payload(queue="a"), payload(queue="c")], using=USING)
     requests = [FetchRequest(queues=("a", "b"), wid="w1"), FetchRequest(queues=("b", "c"), wid="w1")]
+    # Fewer requests would make both claims in one message.
+    requests += [FetchRequest(queues=(f"empty{n}",), wid="w1") for n in range(claiming.MAX_REQUEST_CLAIMS - 1)]
 
     def fails(*_):
         raise OperationalError("the server closed the connection unexpectedly")
 
     monkeypatch.setattr(dialect_of(connection), "count_ready", fails, raising=False)
-    monkeypatch.setattr(claiming, "MAX_REQUEST_CLAIMS", 1)  # otherwise one message makes both claims
     result = exchange([payload(queue="z")], [], requests, using=USING)
-    assert [[job.queue for job in one] for one in result.fetched] == [["a"], []]
+    assert [[job.queue for job in one] for one in result.fetched] == [["a"], *[[]] * claiming.MAX_REQUEST_CLAIMS]
     assert result.pushed == [None]
     push([payload(queue="a")], using=USING)
-    assert [[job.queue for job in one] for one in fetch(requests, using=USING)] == [["a"], []]
+    fetched = fetch(requests, using=USING)
+    assert [[job.queue for job in one] for one in fetched] == [["a"], *[[]] * claiming.MAX_REQUEST_CLAIMS]
     with pytest.raises(BrokerUnavailable):
         fetch(requests, using=USING)
 

@@ -12,10 +12,9 @@ from tests.factories import T0, JobFactory
 pytestmark = pytest.mark.django_db
 
 
-def test_failed_jobs_are_rescheduled_at_intervals_in_their_order(monkeypatch):
-    monkeypatch.setattr(bulk.bulk, "CHUNK", 2)
+def test_failed_jobs_are_rescheduled_at_intervals_in_their_order():
     ids = [JobFactory(dead=True).pk for _ in range(3)] + [JobFactory(working=True).pk]
-    assert bulk.spread(ids, first_at=T0, every_s=10, using="default") == 3
+    assert bulk.spread(ids, first_at=T0, every_s=10, using="default", chunk_size=2) == 3
     found = list(Job.objects.retries().order_by("pk").values_list("run_at", "finished_at", "purge_at", "wid"))
     assert found == [(T0 + timedelta(seconds=10 * place), None, None, "") for place in range(3)]
     assert transitions.defer({}, using="default") == 0

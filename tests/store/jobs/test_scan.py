@@ -56,38 +56,35 @@ def test_a_scan_of_one_queue_excludes_other_queues():
     assert sorted(pk for some in ids for pk in some) == wanted
 
 
-def test_filters_without_an_index_apply_to_the_rows_of_the_index_scan(monkeypatch):
-    monkeypatch.setattr(scan, "PORTION", 2)
+def test_filters_without_an_index_apply_to_the_rows_of_the_index_scan():
     wanted, _ = make("dead", 3, jobtype="a"), make("dead", 3, jobtype="b")
-    found = [pk for some in scan.ids_of(Job.objects.filter(jobtype="a"), State.DEAD) for pk in some]
+    found = [pk for some in scan.ids_of(Job.objects.filter(jobtype="a"), State.DEAD, size=2) for pk in some]
     assert sorted(found) == wanted
 
 
-def test_jobs_pushed_during_a_scan_are_excluded(monkeypatch):
-    monkeypatch.setattr(scan, "PORTION", 2)
+def test_jobs_pushed_during_a_scan_are_excluded():
     wanted = make("enqueued", 5)
-    walk = scan.ids_of(Job.objects.using(USING), State.ENQUEUED)
+    walk = scan.ids_of(Job.objects.using(USING), State.ENQUEUED, size=2)
     found = next(walk)
     make("enqueued", 3)
     assert sorted([*found, *(pk for some in walk for pk in some)]) == wanted
 
 
-def test_a_bulk_change_reads_job_ids_in_portions(monkeypatch, django_assert_num_queries):
-    monkeypatch.setattr(bulk, "PORTION", 2)
+def test_a_bulk_change_reads_job_ids_in_portions(django_assert_num_queries):
+    jobs = Job.objects.filter(jobtype="a")
     wanted, _ = make("dead", 5, jobtype="a"), make("dead", 2, jobtype="b")
     with django_assert_num_queries(3):
-        count, _ = bulk.change(Job.objects.filter(jobtype="a"), {State.DEAD}, lambda jobs: jobs.count())
+        count, _ = bulk.change(jobs, {State.DEAD}, lambda jobs: jobs.count(), sizes=bulk.StepSizes(portion=2))
     assert count == len(wanted)
 
 
-def test_a_lock_sweep_checks_a_bounded_number_of_jobs_and_then_resumes(monkeypatch):
-    monkeypatch.setattr(locks, "SWEEP_PORTION", 2)
+def test_a_lock_sweep_checks_a_bounded_number_of_jobs_and_then_resumes():
     for key in ("a", "b", "c"):
         make("blocked", 1, lock_key=key, queue=key)
     until, lock = timezone.now() + timedelta(hours=1), {"attempt": 1, "wid": "w1", "lease": timedelta(hours=1)}
     for key in ("a", "b"):
         JobLock.objects.create(key=key, jid=key, acquired_at=T0, expires_at=until, **lock)
-    repaired, after = locks.sweep(using=USING, portions=1, pause=lambda _: None)
+    repaired, after = locks.sweep(using=USING, portions=1, portion_size=2, pause=lambda _: None)
     assert (repaired, Job.objects.enqueued().count()) == (0, 0)
-    repaired, after = locks.sweep(using=USING, after=after, portions=1, pause=lambda _: None)
+    repaired, after = locks.sweep(using=USING, after=after, portions=1, portion_size=2, pause=lambda _: None)
     assert (repaired, after, Job.objects.enqueued().count()) == (1, None, 1)

@@ -148,11 +148,9 @@ def test_a_running_job_past_its_expiry_expires_only_when_it_waits_again():
 
 
 @pytest.mark.skipif(connection.features.supports_partial_indexes, reason="the index has no finished jobs")
-def test_expiries_of_finished_jobs_are_cleared_a_bounded_number_at_a_time(monkeypatch):
-    monkeypatch.setattr(due, "CHUNK", 3)
-    monkeypatch.setattr(due, "CLEAR_PORTION", 2)
+def test_expiries_of_finished_jobs_are_cleared_a_bounded_number_at_a_time():
     expiring(10, succeeded=True)
-    due.expire(using=USING, now=T0)
+    due._clear_expiries(USING, T0, chunk_size=3, max_chunks=2)
     assert Job.objects.filter(expires_at__isnull=False).count() == 4
 
 

@@ -44,13 +44,12 @@ def test_only_an_empty_unused_queue_without_settings_is_deleted():
     assert names() == ["blocked", "enqueued", "fresh", "limited", "paused"]
 
 
-def test_unused_queues_are_deleted_in_portions(monkeypatch):
-    monkeypatch.setattr(queues, "NAMES_AT_ONCE", 2)
+def test_unused_queues_are_deleted_in_portions():
     for number in range(5):
         unused(f"q{number}")
-    assert queues.forget_unused(using=USING) == (2, "q1")
-    assert queues.forget_unused(using=USING, after="q1") == (2, "q3")
-    assert queues.forget_unused(using=USING, after="q3") == (1, "")
+    assert queues.forget_unused(using=USING, portion_size=2) == (2, "q1")
+    assert queues.forget_unused(using=USING, portion_size=2, after="q1") == (2, "q3")
+    assert queues.forget_unused(using=USING, portion_size=2, after="q3") == (1, "")
     assert names() == []
 
 
@@ -140,10 +139,10 @@ def test_names_of_450_queues_are_found_in_at_most_five_statements():
     assert len(caught) <= 5
 
 
-def passed(queue, jobtype, times=1):
+def passed(queue, *jobtypes, times=1):
     recorder = Recorder()
-    recorder.started([JobTiming(queue, jobtype, 1.0)] * times)
-    recorder.ended([JobTiming(queue, jobtype, 2.0)] * times, succeeded=True)
+    recorder.started([JobTiming(queue, jobtype, 1.0) for jobtype in jobtypes] * times)
+    recorder.ended([JobTiming(queue, jobtype, 2.0) for jobtype in jobtypes] * times, succeeded=True)
     histograms.add(recorder.take(), using=USING)
 
 
@@ -152,20 +151,23 @@ def sums():
             for names, one in histograms.read_totals(using=USING).items()}  # fmt: skip
 
 
-def test_totals_of_unused_tasks_are_folded_into_the_total_of_others(monkeypatch):
-    monkeypatch.setattr(histograms, "CHUNK", 2)
-    for number in range(5):
-        passed("mail", f"task{number}", number + 1)
+def test_totals_of_unused_tasks_are_folded_into_the_total_of_others():
+    # Enough for two portions.
+    count = histograms.CHUNK + 5
+    passed("mail", *(f"task{number}" for number in range(1, count)))
+    passed("mail", "task0", times=4)
     old = timezone.now() - timedelta(seconds=histograms.UNUSED_S + 60)
     Measure.objects.exclude(jobtype="task3").update(used_at=old)
     Maintenance(USING).run_once()
-    assert sums() == {(OTHER, OTHER): (11, 11, 22.0, 11), ("mail", "task3"): (4, 4, 8.0, 4)}
-    assert Measure.objects.exclude(minute=histograms.ALL_TIME).count() == 5
-    passed("mail", "task0", 7)
+    idle = count + 2  # 4 jobs of task0, and 1 job of each other task except task3
+    assert sums() == {(OTHER, OTHER): (idle, idle, 2.0 * idle, idle), ("mail", "task3"): (1, 1, 2.0, 1)}
+    assert Measure.objects.exclude(minute=histograms.ALL_TIME).count() == count
+    passed("mail", "task0", times=7)
     assert sums()["mail", "task0"] == (7, 7, 14.0, 7)
     Measure.objects.filter(minute=histograms.ALL_TIME).update(used_at=old)
     Maintenance(USING).run_once()
-    assert sums() == {(OTHER, OTHER): (22, 22, 44.0, 22)}
+    every = idle + 8
+    assert sums() == {(OTHER, OTHER): (every, every, 2.0 * every, every)}
 
 
 def test_totals_of_a_task_in_use_are_kept():

@@ -7,6 +7,7 @@ from django.core.management import call_command
 from django.db import connection, connections, transaction
 
 from django_faktory.models import Job
+from django_faktory.store.dialects.base import JOB
 from django_faktory.store.maintenance import vacuum
 from tests.bouncer import SHARED
 from tests.factories import JobFactory
@@ -61,14 +62,17 @@ def flush_statistics():
 
 
 @pytest.fixture
-def clean(monkeypatch):
-    """Start without dead rows in the statistics, and without a pause after the vacuum that removed them."""
-    monkeypatch.setattr(vacuum, "SHORTEST_REST_S", 0)
-    monkeypatch.setattr(vacuum, "REST", 0)
+def clean():
+    """Start without dead rows in the statistics."""
     if connection.vendor == "postgresql":
         flush_statistics()
         vacuum.vacuum(using=USING)
         wait_until(lambda: vacuum.count_dead_rows(using=USING) == 0)
+
+
+def vacuumer(*, min_rest_s=0, **options):
+    """Return a vacuumer that does not pause after the vacuum of `clean`."""
+    return vacuum.Vacuumer(USING, min_rest_s=min_rest_s, rest_factor=0, **options)
 
 
 @on_postgresql
@@ -93,23 +97,21 @@ def test_the_migration_sets_and_resets_storage_parameters_on_postgresql_only(cap
 
 def test_a_few_dead_rows_start_no_vacuum(clean):
     leave_dead_rows(20)
-    assert vacuum.Vacuumer(USING).start_if_due() is False
+    assert vacuumer().start_if_due() is False
 
 
 @on_postgresql
-def test_many_dead_rows_are_vacuumed_in_a_thread(clean, monkeypatch):
-    monkeypatch.setattr(vacuum, "DEAD_ROWS", 50)
+def test_many_dead_rows_are_vacuumed_in_a_thread(clean):
     leave_dead_rows(60)
     wait_until(lambda: vacuum.count_dead_rows(using=USING) >= 60)
-    tidier = vacuum.Vacuumer(USING)
+    tidier = vacuumer(min_dead_rows=50)
     assert tidier.start_if_due() is True
     tidier.join(30)
     wait_until(lambda: vacuum.count_dead_rows(using=USING) == 0)
 
 
 @on_postgresql
-def test_rows_visible_to_an_open_snapshot_are_not_vacuumed_repeatedly(clean, monkeypatch):
-    monkeypatch.setattr(vacuum, "DEAD_ROWS", 50)
+def test_rows_visible_to_an_open_snapshot_are_not_vacuumed_repeatedly(clean):
     other = connections[USING].copy()
     try:
         other.set_autocommit(False)
@@ -118,7 +120,7 @@ def test_rows_visible_to_an_open_snapshot_are_not_vacuumed_repeatedly(clean, mon
             cursor.execute("SELECT COUNT(*) FROM django_faktory_queue")
         leave_dead_rows(60)
         wait_until(lambda: vacuum.count_dead_rows(using=USING) >= 60)
-        tidier = vacuum.Vacuumer(USING)
+        tidier = vacuumer(min_dead_rows=50)
         assert tidier.start_if_due() is True
         tidier.join(30)
         assert vacuum.count_dead_rows(using=USING) >= 60
@@ -128,21 +130,19 @@ def test_rows_visible_to_an_open_snapshot_are_not_vacuumed_repeatedly(clean, mon
 
 
 @on_postgresql
-def test_all_nodes_pause_after_a_vacuum_by_any_node(clean, monkeypatch):
-    monkeypatch.setattr(vacuum, "DEAD_ROWS", 0)
-    first, second = vacuum.Vacuumer(USING), vacuum.Vacuumer(USING)
-    assert first.start_if_due() is True
-    first.join(30)
+def test_all_nodes_pause_after_a_vacuum_by_any_node(clean):
+    first, second, without_pause = (vacuumer(min_dead_rows=0, min_rest_s=rest_s) for rest_s in (1e9, 1e9, 0))
+    first._vacuum()
     wait_until(lambda: vacuum.read_dead_rows(using=USING).vacuumed_s_ago < 30)
-    monkeypatch.setattr(vacuum, "SHORTEST_REST_S", 1e9)
-    assert [first.start_if_due(), second.start_if_due()] == [False, False]
+    assert [node.start_if_due() for node in (first, second, without_pause)] == [False, False, True]
+    without_pause.join(30)
 
 
 @on_postgresql
 def test_the_pause_after_a_vacuum_grows_with_the_index_size():
-    assert vacuum.DeadRows(vacuumed_s_ago=19, index_bytes=100_000_000).is_resting
-    assert not vacuum.DeadRows(vacuumed_s_ago=21, index_bytes=100_000_000).is_resting
-    assert not vacuum.DeadRows().is_resting, "it was never vacuumed"
+    assert vacuum.DeadRows(vacuumed_s_ago=19, index_bytes=100_000_000).is_resting()
+    assert not vacuum.DeadRows(vacuumed_s_ago=21, index_bytes=100_000_000).is_resting()
+    assert not vacuum.DeadRows().is_resting(), "it was never vacuumed"
 
 
 @on_postgresql
@@ -167,11 +167,12 @@ class Remembered:
 
 
 @on_postgresql
-def test_a_failed_vacuum_is_only_logged(clean, monkeypatch, caplog):
-    monkeypatch.setattr(vacuum, "DEAD_ROWS", 0)
-    monkeypatch.setattr(vacuum, "_VACUUM_SQL", "VACUUM no_such_table")
-    tidier = vacuum.Vacuumer(USING)
-    with caplog.at_level(logging.WARNING):
-        tidier.start_if_due()
-        tidier.join(30)
+def test_a_failed_vacuum_is_only_logged(caplog):
+    def fail(execute, sql, params, many, context):
+        return execute(sql.replace(JOB, "no_such_table"), params, many, context)
+
+    # In this thread, whose connection the test can wrap.
+    with connection.execute_wrapper(fail), caplog.at_level(logging.WARNING):
+        vacuumer()._vacuum()
     assert "could not vacuum" in caplog.text
+    assert "no_such_table" in caplog.text

@@ -8,7 +8,6 @@ from pathlib import Path
 
 import pytest
 
-from django_faktory.store import notifier
 from django_faktory.store.notifier import sqlite
 from django_faktory.store.notifier.inotify import FileWatch
 from tests.settings import KIND
@@ -62,17 +61,14 @@ def test_a_file_watch_is_refused_on_systems_other_than_linux(file, monkeypatch):
 def test_a_commit_is_detected_with_and_without_a_file_watch(
     has_file_watch, mode, tmp_path, database, closing_later, monkeypatch
 ):
-    if has_file_watch:
-        # No regular look within the test: only the file watch can report the commit.
-        monkeypatch.setattr(sqlite, "REGULAR_LOOK_S", LONG_S)
-    else:
-        # Without a file watch the listener polls.
+    if not has_file_watch:  # then the listener polls
         monkeypatch.setattr(sqlite, "FileWatch", refuse)
     path = tmp_path / "jobs.sqlite3"
     connection = sqlite3.connect(path, isolation_level=None)
     connection.execute(f"PRAGMA journal_mode={mode}")
     connection.execute("CREATE TABLE job (id)")
-    listener = closing_later(notifier.listen(database("watched", NAME=str(path))))
+    # No regular look within the test: only the file watch can report the commit.
+    listener = closing_later(sqlite.SqliteListener(database("watched", NAME=str(path)), look_every_s=LONG_S))
     assert listener.wait(LONG_S) is True
     heard = []
     waiting = threading.Thread(target=lambda: heard.append(listener.wait(LONG_S)))

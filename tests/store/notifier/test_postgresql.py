@@ -50,8 +50,9 @@ def behind(pooler, database):
 def listen(closing_later):
     """Return a function that starts a listener: connected, tested, with its first hint consumed."""
 
-    def start(alias="default", queues=None):
-        listener = closing_later(notifier.listen(alias, queues))
+    def start(alias="default", queues=None, **times):
+        made = postgresql.PostgresListener(alias, queues, **times) if times else notifier.listen(alias, queues)
+        listener = closing_later(made)
         assert listener.wait(LONG_S) is True
         drain(listener)
         return listener
@@ -194,13 +195,10 @@ class TestTrouble:
         pooler.is_open = True
         assert listener.wait(LONG_S) is True
 
-    def test_a_listener_polls_behind_a_pooler_that_drops_notifications(
-        self, listen, behind, pooler, caplog, monkeypatch
-    ):
+    def test_a_listener_polls_behind_a_pooler_that_drops_notifications(self, listen, behind, pooler, caplog):
         caplog.set_level(logging.INFO, "django_faktory")
-        monkeypatch.setattr(postgresql, "TEST_TIMEOUT_S", 0.2)
         pooler.swallows = True
-        listener = listen(behind)
+        listener = listen(behind, test_timeout_s=0.2)
         wait_until(lambda: not listener._thread.is_alive())
         assert [record.levelname for record in caplog.records] == ["WARNING"]
         assert "pooler" in caplog.text
@@ -209,11 +207,9 @@ class TestTrouble:
         assert listener.wait(0.05) is False
         listener.close()
 
-    def test_a_connection_that_stops_delivering_hints_is_replaced(self, listen, behind, pooler, monkeypatch):
+    def test_a_connection_that_stops_delivering_hints_is_replaced(self, listen, behind, pooler):
         """A connection to a former primary stays open, while announcements go to the new one."""
-        monkeypatch.setattr(postgresql, "TEST_TIMEOUT_S", 1.0)
-        monkeypatch.setattr(postgresql, "TEST_EVERY_S", 0.2)
-        listener = listen(behind)
+        listener = listen(behind, test_timeout_s=1.0, test_every_s=0.2)
         wait_until(lambda: listener.receives_all)
         pooler.swallows = True
         wait_until(lambda: not listener.receives_all)
@@ -223,9 +219,8 @@ class TestTrouble:
         announce("mail")
         assert listener.wait(LONG_S) is True
 
-    def test_a_pooler_that_forwards_notifications_is_supported(self, listen, behind, monkeypatch):
-        monkeypatch.setattr(postgresql, "TEST_TIMEOUT_S", 0.5)
-        listener = listen(behind)
+    def test_a_pooler_that_forwards_notifications_is_supported(self, listen, behind):
+        listener = listen(behind, test_timeout_s=0.5)
         assert listener.wait(0.7) is False
         announce("mail")
         assert listener.wait(LONG_S) is True

@@ -17,10 +17,21 @@ pytestmark = [
 
 
 @pytest.fixture
-def publisher():
-    made = notifier.Publisher("default")
-    yield made
-    made.stop()
+def start_publisher():
+    started = []
+
+    def start(**options):
+        started.append(notifier.Publisher("default", **options))
+        return started[-1]
+
+    yield start
+    for one in started:
+        one.stop()
+
+
+@pytest.fixture
+def publisher(start_publisher):
+    return start_publisher()
 
 
 @pytest.fixture
@@ -63,9 +74,9 @@ def test_a_burst_of_announcements_is_sent_complete_in_few_statements(publisher, 
     assert len(sent) <= 10, "80 announcements within some milliseconds"
 
 
-def test_only_its_present_connection_counts_as_its_own(publisher, heard, monkeypatch):
+def test_only_its_present_connection_counts_as_its_own(start_publisher, heard):
     """PostgreSQL may give the pid of an earlier one to another client."""
-    monkeypatch.setattr("django_faktory.store.notifier.publisher.RECONNECT_S", 0.0)
+    publisher = start_publisher(reconnect_every_s=0.0)
     for number in range(3):
         publisher.announce("default", {f"queue{number}"})
         wait_until(lambda number=number: f"queue{number}" in heard())

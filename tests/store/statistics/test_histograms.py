@@ -58,11 +58,10 @@ class TestHours:
         assert sorted(minutes) == [(HOUR, "other", 1), (HOUR, "send", 6), (HOUR + timedelta(hours=1), "send", 1)]
         assert histograms.read_tasks("mail", using=USING, since=HOUR - timedelta(minutes=1)) == before
 
-    def test_a_large_hour_is_folded_in_portions_without_a_loss(self, monkeypatch):
-        monkeypatch.setattr(histograms, "CHUNK", 4)
+    def test_a_large_hour_is_folded_in_portions_without_a_loss(self):
         for minute in range(1, 10):
             add(HOUR + timedelta(minutes=minute))
-        while histograms.fold_hour(HOUR, using=USING):
+        while histograms.fold_hour(HOUR, using=USING, limit=4):
             pass
         assert Measure.objects.get(minute=HOUR).started == 9
 
