@@ -45,14 +45,14 @@ class WaitingFetch:
     def __init__(self, request: FetchRequest, answer: Callable[[Reservation | FaktoryError | None], None]) -> None:
         self.request = request
         self.answer = answer
-        self.is_kept = False  # got no job at once, and waits for up to two seconds
+        self.is_kept = False  # got no job at once, and waits for up to `Tuning.fetch_wait_s`
         self.arrival = 0
         self.has_many = len(request.queues) > FEW_NAMES
         self.untried = True
         self.changed_queues: set[str] | None = None
         """Queues to claim from at the next try; None means all. Used only if `has_many`."""
         self.in_claim = False
-        self.has_timed_out = False  # its two seconds ended while a claim for it ran
+        self.has_timed_out = False  # its time ended while a claim for it ran
         self.is_disconnected = False  # its client has disconnected
 
 

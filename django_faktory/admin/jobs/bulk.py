@@ -128,7 +128,9 @@ def parse_search(text: str) -> Query:
     part of an error's message.
     """
     word, using = text.strip(), conf.get("DATABASE")
-    if not word or ":" in word or '"' in word or not set(State).isdisjoint(word.split()):
+    if not word:
+        return Query()
+    if ":" in word or '"' in word or not set(State).isdisjoint(word.split()):
         return task_names.expand_short_names(query_of(text), using=using)
     return Query(states=FAILED, messages=(word,)) if " " in word else _parse_word(word, using)
 

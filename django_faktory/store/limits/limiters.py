@@ -58,8 +58,9 @@ def acquire_permits(
 ) -> list[Reservation]:
     """Give permits to jobs just claimed; return the jobs that may start.
 
-    Jobs that no limit concerns are returned too. The other jobs become blocked. Do not deliver a job before this is
-    committed. A set of jobs takes one transaction of a few statements.
+    Jobs that no limit concerns are returned too. The other jobs become blocked; a job that only the limit of its queue
+    refuses stays enqueued, and claims skip the queue. Do not deliver a job before this is committed. A set of jobs
+    takes one transaction of a few statements.
     """
     limited_jobs = [job for job in reservations if job.permits is not None]
     if not limited_jobs:

@@ -15,7 +15,7 @@ from ....operations.serializers import SHORT, alarm_of, job_of
 from ..screen import age, build_rich_table, clean
 from ..subcommand import OK, Invocation, Subcommand, Unsupported, duration, whole
 from .doctor import CRITICAL, WARNING, format_alarm
-from .queues import queue_line, queues_of
+from .queues import QUEUE_HEADS, queue_line, queues_of
 from .workers import WORKER_HEADS, worker_line, workers_of
 
 SHOWN = 15
@@ -128,7 +128,7 @@ Table = tuple[str, tuple[str, ...], list[tuple[object, ...]]]
 
 def _tables(statistics: dict[str, Any]) -> list[Table]:
     queues = sorted(statistics["queues"], key=lambda queue: (-queue["size"], queue["name"]))[:SHOWN]
-    tables: list[Table] = [("queues", ("QUEUE", "SIZE", "LATENCY", "STATE"), list(map(queue_line, queues)))]
+    tables: list[Table] = [("queues", QUEUE_HEADS, list(map(queue_line, queues)))]
     if statistics["workers"] is not None:
         running: list[tuple[object, ...]] = [
             (job["jid"], job["jobtype"], job["queue"], job["worker"], age(job["started_at"]))

@@ -9,6 +9,9 @@ from ....models import Queue
 from ..screen import quantity, span
 from ..subcommand import NOTHING, OK, Invocation, Subcommand, Unsupported, require_known
 
+QUEUE_HEADS = ("QUEUE", "SIZE", "LATENCY", "STATE")
+"""Heads of a table whose rows are `queue_line`."""
+
 
 def queues_of(call: Invocation) -> list[dict[str, Any]]:
     """Return every queue with size, latency and pause. `is_paused` is None on a Faktory server."""
@@ -33,7 +36,7 @@ def _paused(alias: str) -> set[str]:
 
 def _queues(call: Invocation) -> int:
     queues = queues_of(call)
-    call.screen.listing({"queues": queues}, ("QUEUE", "SIZE", "LATENCY", "STATE"), map(queue_line, queues))
+    call.screen.listing({"queues": queues}, QUEUE_HEADS, map(queue_line, queues))
     return OK
 
 

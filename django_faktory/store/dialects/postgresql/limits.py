@@ -14,7 +14,7 @@ IS_LIMITED = f"""(j.limit_key IS NOT NULL
 
 
 def closed_queues(clock: int) -> str:
-    """Return SQL for the array of queues without claims: paused, or with a limiter that gives no permit now."""
+    """Return SQL for the array of queues without claims: paused, or with a limiter that is full or not open yet."""
     return f"""ARRAY(SELECT name::text FROM {QUEUE} WHERE paused_at IS NOT NULL
     UNION ALL SELECT name::text FROM {LIMITER} WHERE scope = 'queue'
       AND (is_paused OR in_use >= concurrency OR opens_at > COALESCE(${clock}, STATEMENT_TIMESTAMP())))"""
