@@ -148,9 +148,8 @@ def flush(*, using: str, sizes: StepSizes = SIZES) -> Iterator[Step]:
     Worker processes stay: they are connected, and notice when they report on a job that no longer exists.
     """
     jobs = Job.objects.using(using)
-    job_ids = _read_ids(
-        jobs.all(), sizes.portion
-    )  # before the batches are deleted: a batch created from now on keeps its members
+    # Before the batches are deleted: a batch created from now on keeps its members.
+    job_ids = _read_ids(jobs.all(), sizes.portion)
     yield partial(_forget_batches, using)  # before the jobs: deleting members then updates no batch
     for ids in chunks(job_ids, sizes.chunk):
         yield partial(_change, jobs.filter(pk__in=ids), _delete_flushed)
@@ -210,10 +209,8 @@ def _by_ids(
 
 def _by_glob(jobs: JobQuerySet, state: State, glob: Glob, change: Change, sizes: StepSizes) -> Iterator[Step]:
     for ids in chunks(_walk_ids(jobs.filter(_may_match(glob)), state, sizes.portion), sizes.read_at_once):
-        yield partial(
-            _change_matching, _still_in(jobs.db, ids, {state}), state, glob, change,
-            max_characters=sizes.read_characters,
-        )  # fmt: skip
+        unchanged = _still_in(jobs.db, ids, {state})
+        yield partial(_change_matching, unchanged, state, glob, change, max_characters=sizes.read_characters)
 
 
 def _read_ids(jobs: JobQuerySet, portion_size: int) -> array[int]:
