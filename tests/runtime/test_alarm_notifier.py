@@ -97,11 +97,11 @@ def test_one_message_has_all_alarms_with_the_critical_ones_first():
 
 def test_an_alarm_is_sent_when_it_has_lasted():
     pause_a_queue()
-    assert not notifier(confirm_s=60).run_once()
-    let_pass(seconds=59)
-    assert not notifier(confirm_s=60).run_once()
-    let_pass(seconds=2)
-    assert notifier(confirm_s=60).run_once()
+    assert not notifier(confirm_s=3600).run_once()
+    let_pass(minutes=55)
+    assert not notifier(confirm_s=3600).run_once()
+    let_pass(minutes=5)
+    assert notifier(confirm_s=3600).run_once()
 
 
 def test_a_lasting_alarm_is_repeated():

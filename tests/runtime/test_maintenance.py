@@ -65,7 +65,7 @@ def test_a_due_job_is_enqueued_and_its_queue_is_notified(start_maintenance):
     assert heard.wait(60)
     row = Job.objects.get()
     assert (row.state, announced) == ("enqueued", [{"mail"}])
-    assert timedelta(0) <= row.enqueued_at - at < timedelta(seconds=10)
+    assert row.enqueued_at >= at
 
 
 def test_an_earlier_due_job_of_this_node_interrupts_the_sleep(start_maintenance):

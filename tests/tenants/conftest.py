@@ -81,7 +81,7 @@ class Project:
         """Run code with the project's settings; return the JSON in its last line of output."""
         code = f"import django, json\ndjango.setup()\n{code}"
         done = subprocess.run(
-            [sys.executable, "-W", "ignore", "-c", code], cwd=ROOT, capture_output=True, text=True, timeout=100,
+            [sys.executable, "-W", "ignore", "-c", code], cwd=ROOT, capture_output=True, text=True, timeout=500,
             env={**os.environ, **self.environment, **environment}, check=False,
         )  # fmt: skip
         assert done.returncode == 0, done.stderr
