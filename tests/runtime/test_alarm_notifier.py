@@ -21,6 +21,12 @@ pytestmark = pytest.mark.django_db(transaction=True)
 
 
 @pytest.fixture(autouse=True)
+def quick_database(monkeypatch):
+    """On a busy machine the database is slow for a moment, and its alarm and the end of it are messages too."""
+    monkeypatch.setattr(alarms, "_time_round_trip", lambda using: 0.0)
+
+
+@pytest.fixture(autouse=True)
 def addresses(settings):
     settings.FAKTORY = {**getattr(settings, "FAKTORY", {}), "ALARM_EMAILS": ["on-call@example.org"]}
 
