@@ -42,14 +42,14 @@ class Turns:
         from django_faktory.core.payloads import Ack
         from django_faktory.store.dialects.base import ClaimPlan, ClaimSlot
         from django_faktory.store.dialects.postgresql.jobs import CLAIM, claim_calls, end_call
-        from django_faktory.store.dialects.postgresql.push import any_push_call
+        from django_faktory.store.dialects.postgresql.push import push_call
         from django_faktory.store.jobs.pushes import order_jobs
 
         acks = [Ack(jid=jid, wid="ceiling") for jid in self.claimed]
         jobs = order_jobs(new_jobs(self.size))
         ends = [end_call(self.connection, acks, None, [job.jid for _, job in jobs])] if acks else []
         plan = ClaimPlan([ClaimSlot("default", "ceiling", self.size)], self.size, claim=1)
-        return [*ends, any_push_call(jobs, None, may_exist=True), *claim_calls(CLAIM, plan, None)]
+        return [*ends, push_call(jobs, None, may_exist=True), *claim_calls(CLAIM, plan, None)]
 
     def read(self, found):
         self.done += len(self.claimed)

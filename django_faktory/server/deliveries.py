@@ -14,7 +14,7 @@ import msgspec
 
 from ..core.payloads import MAX_NAME, Delivery, Reservation
 from ..errors import FaktoryError
-from .tuning import DEFAULT, Tuning
+from .tuning import DEFAULT_TUNING, Tuning
 
 MAX_BATCH_MEMBERS = 10_000
 """Maximum number of batch members that are remembered; the ACK of an older one is treated as not blocking."""
@@ -54,7 +54,7 @@ class DeliveryTracker:
         *,
         confirm: Callable[[Sequence[Delivery], Callable[[set[str] | FaktoryError], None]], None],
         loop: asyncio.AbstractEventLoop,
-        tuning: Tuning = DEFAULT,
+        tuning: Tuning = DEFAULT_TUNING,
     ) -> None:
         self._confirm, self._loop, self._tuning = confirm, loop, tuning
         self._unconfirmed: dict[str, tuple[float, Reservation]] = {}  # by jid: time of the delivery, and the job

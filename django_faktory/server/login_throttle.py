@@ -14,7 +14,7 @@ MAX_ADDRESSES = 10_000
 
 
 class LoginThrottle:
-    """Leaky bucket of wrong passwords per address; leaks `limit` (PASSWORD_TRIES, 20) per minute. 0 disables it."""
+    """Leaky bucket of wrong passwords per address; leaks `limit` (PASSWORD_TRIES) per minute. 0 disables it."""
 
     def __init__(self, *, limit: int, max_addresses: int = MAX_ADDRESSES) -> None:
         self._limit = limit

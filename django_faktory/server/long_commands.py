@@ -15,7 +15,7 @@ from typing import Any
 from ..core.json.incremental import Incremental
 from ..core.logs import get_logger
 from ..errors import FaktoryError
-from .tuning import DEFAULT
+from .tuning import DEFAULT_TUNING
 
 logger = get_logger(__name__)
 
@@ -111,7 +111,7 @@ class CommandScheduler:
         *,
         commands: Callable[[], int],
         later: Callable[[Callable[[], None]], None],
-        budget_bytes: int = DEFAULT.long_lines_bytes,
+        budget_bytes: int = DEFAULT_TUNING.long_lines_bytes,
     ) -> None:
         self._loop, self._count_commands = loop, commands
         self._last_count = 0

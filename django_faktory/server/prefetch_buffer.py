@@ -14,7 +14,7 @@ from collections.abc import Callable, Collection, Iterable, Sequence
 import msgspec
 
 from ..core.payloads import FetchRequest, Lease, Reservation
-from .tuning import DEFAULT, Tuning
+from .tuning import DEFAULT_TUNING, Tuning
 
 MIN_CLIENTS = 4
 """Clients that must have fetched within `hold_s` for a prefetch; fewer are always answered from the database."""
@@ -79,7 +79,7 @@ class PrefetchBuffer:
         assign_prefetched: Callable[[Reservation, str], Reservation],
         release: Callable[[Sequence[Reservation]], None],
         loop: asyncio.AbstractEventLoop,
-        tuning: Tuning = DEFAULT,
+        tuning: Tuning = DEFAULT_TUNING,
     ) -> None:
         self._limit, self._assign_prefetched, self._release, self._loop = limit, assign_prefetched, release, loop
         self._hold_s, self._trust_s, self._low_watermark = tuning.hold_s, tuning.trust_s, tuning.low_watermark

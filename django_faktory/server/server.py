@@ -42,7 +42,7 @@ from .long_commands import CommandScheduler
 from .may_block import MayBlock, Work, execute_each, execute_set, execute_waiting, weight_of
 from .prefetch_buffer import PrefetchBuffer
 from .tls_transport import ConnectionFactory
-from .tuning import DEFAULT, Tuning
+from .tuning import DEFAULT_TUNING, Tuning
 from .uncertain_batches import UncertainBatches
 from .waiting_fetches import FetchQueue
 
@@ -94,7 +94,7 @@ class Server:
         tls: ssl.SSLContext | None = None,
         listen: Callable[[], NotificationSource] | None = None,
         shares_port: bool = False,
-        tuning: Tuning = DEFAULT,
+        tuning: Tuning = DEFAULT_TUNING,
     ) -> None:
         self.broker, self.tuning = broker, tuning
         self.password = password

@@ -64,4 +64,4 @@ class Tuning:
     """Time that a stopping server waits for clients to read their last replies."""
 
 
-DEFAULT = Tuning()
+DEFAULT_TUNING = Tuning()

@@ -20,7 +20,7 @@ from .exchange_set import Item
 from .fetch_index import FEW_NAMES, FetchIndex, WaitingFetch
 from .group_commit import CommitQueue
 from .prefetch_buffer import PrefetchBuffer
-from .tuning import DEFAULT
+from .tuning import DEFAULT_TUNING
 
 MAX_DELAY_S = 1.0
 """A FETCH waits 1 to 1.5 times this for jobs that move to or from the prefetch buffer, then claims other jobs."""
@@ -63,7 +63,7 @@ class FetchQueue:
         poll_s: float,
         loop: asyncio.AbstractEventLoop,
         supports_lock_handoff: bool = False,
-        wait_s: float = DEFAULT.fetch_wait_s,
+        wait_s: float = DEFAULT_TUNING.fetch_wait_s,
     ) -> None:
         self._commit_queue, self._prefetch_buffer = commit_queue, prefetch_buffer
         self._loop, self._release, self._poll_s, self._wait_s = loop, release, poll_s, wait_s

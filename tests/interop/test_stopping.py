@@ -8,7 +8,7 @@ from django.core.management import call_command
 
 from django_faktory.brokers.orm import OrmBroker
 from django_faktory.models import Job, WorkerProcess
-from django_faktory.server.tuning import DEFAULT
+from django_faktory.server.tuning import DEFAULT_TUNING
 from tests.factories import payload
 from tests.interop.test_clients import JOBTYPES
 from tests.server.conftest import serve  # noqa: F401  (a fixture)
@@ -26,7 +26,9 @@ def test_a_quiet_worker_fetches_no_job_and_ends_when_terminated(start_worker, ki
     beat_at = WorkerProcess.objects.get(wid=wid).beat_at
     wait_until(lambda: WorkerProcess.objects.get(wid=wid).beat_at != beat_at, what="the reply to its next BEAT")
     heard_at = time.monotonic()
-    wait_until(lambda: time.monotonic() > heard_at + DEFAULT.fetch_wait_s + 1, what="the answer to a FETCH in transit")
+    wait_until(
+        lambda: time.monotonic() > heard_at + DEFAULT_TUNING.fetch_wait_s + 1, what="the answer to a FETCH in transit"
+    )
     OrmBroker("default").push([payload("late", add, [4, 5])])
     call_command("faktory", "terminate", wid, "--yes")
     process.communicate(timeout=60)

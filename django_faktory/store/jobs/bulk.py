@@ -59,7 +59,7 @@ class StepSizes(NamedTuple):
     read_characters: int = READ_CHARACTERS
 
 
-SIZES = StepSizes()
+DEFAULT_SIZES = StepSizes()
 
 Step = Callable[[], int]
 """Executes one step and returns the number of changed jobs."""
@@ -79,7 +79,9 @@ def execute_steps(steps: Iterable[Step], should_continue: Callable[[], bool]) ->
         yield step()
 
 
-def mutate(mutation: Mutation, *, using: str, dead_for_s: int = DEAD_FOR_S, sizes: StepSizes = SIZES) -> Iterator[Step]:
+def mutate(
+    mutation: Mutation, *, using: str, dead_for_s: int = DEAD_FOR_S, sizes: StepSizes = DEFAULT_SIZES
+) -> Iterator[Step]:
     """Return the steps of a MUTATE (W23)."""
     changes: dict[str, Change] = {
         "clear": discarded,
@@ -104,7 +106,7 @@ def mutate(mutation: Mutation, *, using: str, dead_for_s: int = DEAD_FOR_S, size
 
 
 def change(
-    jobs: JobQuerySet, states: Collection[State], change: Change, *, sizes: StepSizes = SIZES
+    jobs: JobQuerySet, states: Collection[State], change: Change, *, sizes: StepSizes = DEFAULT_SIZES
 ) -> tuple[int, Iterator[Step]]:
     """Return the number of these jobs in one of the states, and the steps that apply `change` to them.
 
@@ -116,7 +118,7 @@ def change(
     return len(ids), (partial(_change, select_unchanged(chunk), change) for chunk in chunks(ids, sizes.chunk))
 
 
-def remove_queues(queues: Sequence[str] | None, *, using: str, sizes: StepSizes = SIZES) -> Iterator[Step]:
+def remove_queues(queues: Sequence[str] | None, *, using: str, sizes: StepSizes = DEFAULT_SIZES) -> Iterator[Step]:
     """Return the steps of a QUEUE REMOVE (W24).
 
     Enqueued jobs are discarded before the queue and its pause are deleted, so that no worker gets them in between.
@@ -142,7 +144,7 @@ def _forget_queues(names: Sequence[str], using: str) -> int:
     return run(using, verb)
 
 
-def flush(*, using: str, sizes: StepSizes = SIZES) -> Iterator[Step]:
+def flush(*, using: str, sizes: StepSizes = DEFAULT_SIZES) -> Iterator[Step]:
     """Return the steps of a FLUSH (W25): delete all jobs, batches, progress records, queues with pauses, and totals.
 
     Worker processes stay: they are connected, and notice when they report on a job that no longer exists.

@@ -124,7 +124,7 @@ def test_a_bulk_step_does_not_wait_for_locked_jobs_outside_its_set(command, wait
 
     def change():
         try:
-            changed.extend(step() for step in steps(command, sizes=bulk.SIZES))
+            changed.extend(step() for step in steps(command, sizes=bulk.DEFAULT_SIZES))
         finally:
             connection.close()
 

@@ -53,7 +53,7 @@ def test_cancelling_finished_or_unknown_jobs_changes_nothing():
     assert state(done) == "succeeded"
 
 
-def test_many_jobs_are_cancelled_in_chunks():
+def test_more_jobs_than_one_chunk_are_cancelled():
     count = cancellations.CHUNK + 1
     assert cancel(*noop.enqueue_many([()] * count)) == count
 

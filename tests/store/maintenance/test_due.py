@@ -152,6 +152,8 @@ def test_expiries_of_finished_jobs_are_cleared_a_bounded_number_at_a_time():
     expiring(10, succeeded=True)
     due._clear_expiries(USING, T0, chunk_size=3, max_chunks=2)
     assert Job.objects.filter(expires_at__isnull=False).count() == 4
+    due.expire(using=USING, now=T0)
+    assert not Job.objects.filter(expires_at__isnull=False).exists()
 
 
 def test_a_purge_with_nothing_due_locks_no_job_that_waits():

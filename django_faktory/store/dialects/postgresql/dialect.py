@@ -53,7 +53,7 @@ from .locks import END_LOCKED, HAND_OFF_MARKED, NEXT, NEXT_OF_FREED, NEXT_OF_MAR
 from .pipeline import Rows
 from .prefetch import confirm, extend, prefetch_call
 from .prepared import Call, PreparedSession, can_join, execute, execute_and_commit, execute_on, keeps_session
-from .push import any_push_call, blocked_keys, lock_stored_call, unique_call
+from .push import blocked_keys, lock_stored_call, push_call, unique_call
 from .rows import prefetched_reservations, reservations, with_tokens
 
 _json = msgspec.json.Encoder()
@@ -107,7 +107,7 @@ class PostgresqlDialect(Dialect):
     def insert(
         self, connection: BaseDatabaseWrapper, jobs: OrderedJobs, now: datetime | None, *, may_exist: bool = True
     ) -> Collection[str]:
-        [rows] = execute_on(connection, [any_push_call(jobs, now, may_exist=may_exist)])
+        [rows] = execute_on(connection, [push_call(jobs, now, may_exist=may_exist)])
         return blocked_keys(rows) if rows else ()
 
     def insert_if_absent(
@@ -170,7 +170,7 @@ class PostgresqlDialect(Dialect):
         calls = self._end_calls(connection, acks, now, [job.jid for _, job in jobs]) if acks else []
         end_count = len(calls)
         # Ends before inserts: END has locked the rows that these jobs replace, in one order with its own (ADR 0030).
-        calls += [any_push_call(jobs, now, may_exist=True)] if jobs else []
+        calls += [push_call(jobs, now, may_exist=True)] if jobs else []
         # Acks and pushes must be on disk when they are answered; CLAIM_ALONE does not wait for the disk (ADR 0006).
         claims_from = len(calls)
         if plan.slots:

@@ -1,6 +1,6 @@
 """PostgreSQL's statements that insert pushed jobs: one for a set of jobs, with or without options (ADR 0023).
 
-`any_push_call` returns the call for a set: a statement with its values. A set is sent as one JSON parameter or as
+`push_call` returns the call for a set: a statement with its values. A set is sent as one JSON parameter or as
 arrays, so that the statement's text does not depend on its size.
 
 Durations that start at the push are added in the statement, by the database's clock. A job is blocked from the start if
@@ -255,7 +255,7 @@ class _JobRecord(msgspec.Struct, omit_defaults=True, gc=False):
     about: str | None = None
 
 
-def any_push_call(jobs: OrderedJobs, now: datetime | None, *, may_exist: bool) -> Call:
+def push_call(jobs: OrderedJobs, now: datetime | None, *, may_exist: bool) -> Call:
     """Return the call that inserts jobs with distinct jids and no unique key, in the given order."""
     options = [job.options for _, job in jobs if job.options]
     if not options:
