@@ -12,6 +12,7 @@ passes then is reported as flaky, a bug of the test or of the code.
 
 import argparse
 import contextlib
+import fcntl
 import os
 import shutil
 import subprocess
@@ -133,8 +134,17 @@ def main():
     obey_signals()
     options, more = arguments()
     wanted = options.databases.split(",")
-    with Guard([*wanted, "redis"]):
-        return run_all(wanted, options, more)
+    (ROOT / ".demo").mkdir(exist_ok=True)
+    with (ROOT / ".demo" / "tests.lock").open("w") as lock:
+        try:
+            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:  # both would use the same databases and reports, and give false failures
+            print(
+                "expected one test run at a time in this checkout: wait for the other, or use a clone", file=sys.stderr
+            )
+            return 1
+        with Guard([*wanted, "redis"]):
+            return run_all(wanted, options, more)
 
 
 def run_all(wanted, options, more):
@@ -149,7 +159,6 @@ def run_all(wanted, options, more):
         coverage("erase")
     how = {"is_quick": is_quick, "is_rest": options.rest, "measure": measure, "more": more}
     runs = [Run(kind, is_first=n == 0, **how) for n, kind in enumerate(reachable)]
-    (ROOT / ".demo").mkdir(exist_ok=True)
     if not names_tests(more):
         compile_tests()
     for run in runs:
