@@ -82,22 +82,29 @@ class Page(HTMLParser):
 
     def __init__(self, html):
         super().__init__()
-        self.texts, self._depth, self._hidden, self._is_task = [], 0, 0, False
+        self.texts, self._depth, self._hidden, self._task_tag = [], 0, 0, None
         self.feed(html)
         assert self._depth == 0, "a mark is not closed"
 
     def handle_starttag(self, tag, attrs):
         names = dict(attrs)
-        self._is_task = tag == "option" and "." in (names.get("value") or "")  # the name of a task
-        self._hidden += tag in HIDING or self._is_task
+        is_task = tag == "option" and "." in (names.get("value") or "")
+        # The select has all tasks of the process, among them those of other tests.
+        is_task |= tag == "select" and names.get("name") == "task"
+        if is_task and self._task_tag is None:
+            self._task_tag = tag
+            self._hidden += 1
+        self._hidden += tag in HIDING
         shown = [names.get(name) or "" for name in SHOWN_ATTRIBUTES]
         if tag == "input" and names.get("type") == "submit":
             shown.append(names.get("value") or "")
         self.texts += [without_marks(text) for text in shown]
 
     def handle_endtag(self, tag):
-        self._hidden -= tag in HIDING or (tag == "option" and self._is_task)
-        self._is_task = self._is_task and tag != "option"
+        self._hidden -= tag in HIDING
+        if tag == self._task_tag:
+            self._task_tag = None
+            self._hidden -= 1
 
     def handle_data(self, data):
         for part in re.split(f"([{BEGIN}{END}])", data):
