@@ -61,7 +61,8 @@ def to_plain(value: Any, convert_item: Callable[[Any], Any]) -> Any:
         case Sequence() if not isinstance(value, bytearray | memoryview):
             return [convert_item(item) for item in value]
     raise TypeError(
-        f"Unsupported type: {type(value)}: arguments and results of tasks are None, bool, int, float, str, list, dict"
+        f"Unsupported type: {type(value)}: expected None, bool, int, float, str, list or dict; arguments without "
+        "plain_json may also be a datetime, date, time, timedelta, Decimal, UUID or saved model instance"
     )
 
 
