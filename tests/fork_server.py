@@ -23,7 +23,7 @@ ROOT = Path(__file__).parent.parent
 PR_SET_PDEATHSIG = 1
 MAX_MESSAGE_BYTES = 1 << 17
 
-READ_AT_START = ("PYTHON", "LD_", "LC_", "LANG", "MALLOC_", "OPENSSL_", "SSL_", "PSYCOPG_")
+READ_AT_START = ("PYTHON", "LD_", "LC_", "LANG", "MALLOC_", "OPENSSL_", "SSL_", "PSYCOPG_", "COVERAGE_")
 """Prefixes of variables that are read before the program runs: by the interpreter, C libraries or imported modules."""
 
 IMPORTED = (

@@ -1,6 +1,5 @@
 """Test time limits, cancellation and progress with whole workers."""
 
-import sys
 import threading
 import time
 
@@ -14,6 +13,7 @@ from django_faktory.tasks.compat import TaskResultStatus
 from django_faktory.worker.job_monitor import MonitorLimits
 from tests.project.models import Mark
 from tests.project.tasks import noop
+from tests.tracers import hangs_under_tracers
 from tests.waiting import wait_until
 from tests.worker import limited
 from tests.worker.blocking import gates, passes
@@ -96,10 +96,7 @@ class TestTimeout:
         state(limited.is_quick.enqueue(), "succeeded")
         state(limited.is_quick_async.enqueue(), "succeeded")
 
-    @pytest.mark.skipif(
-        sys.version_info < (3, 12) and sys.gettrace() is not None,
-        reason="Python 3.11 under a tracer stands still while an interruption waits for its thread",
-    )
+    @hangs_under_tracers
     @pytest.mark.parametrize("task", [limited.sits_in_c, limited.ignores_its_timeout])
     def test_an_unstoppable_task_fails_and_the_process_ends_after_its_other_jobs(self, work, state, task, caplog):
         running = work(limits=MonitorLimits(stop_grace_s=0.2))

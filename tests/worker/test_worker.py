@@ -21,6 +21,7 @@ from django_faktory.worker.worker import Worker
 from tests.factories import JobFactory
 from tests.project import tasks
 from tests.project.models import Mark
+from tests.tracers import hangs_under_tracers
 from tests.waiting import wait_until
 from tests.worker.blocking import (
     BrokerWithoutInterrupt,
@@ -224,7 +225,13 @@ class TestStopping:
         assert Job.objects.get(jid=result.id).state == "succeeded"
 
     @pytest.mark.parametrize(
-        ("task", "ends"), [(passes, False), (sleeps, True), (passes_async, True), (ignores_cancellation, False)]
+        ("task", "ends"),
+        [
+            pytest.param(passes, False, marks=hangs_under_tracers),
+            (sleeps, True),
+            (passes_async, True),
+            (ignores_cancellation, False),
+        ],
     )
     def test_a_job_past_the_shutdown_timeout_is_requeued_without_a_failure(self, work, caplog, task, ends):
         """Check this for tasks that can be interrupted and for others."""

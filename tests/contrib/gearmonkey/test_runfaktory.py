@@ -12,6 +12,7 @@ from django_faktory.models import Job
 from tests.contrib.gearmonkey.naive import NaiveWorker
 from tests.contrib.gearmonkey.tasks import elsewhere, elsewhere_sum, unserved
 from tests.runtime.processes.conftest import meeting, runfaktory  # noqa: F401  (fixtures)
+from tests.tracers import UNTRACED
 from tests.waiting import wait_until
 
 SERVED = ("shout", "add", "fails", "flaky", "slowly", "naps", "poison")
@@ -22,10 +23,10 @@ WORKER = ("--worker-only", "--processes", "1", "--concurrency", "2")
 def serve(runfaktory, server, redis):  # noqa: F811
     """Start workers for the clients and wait until each function has one."""
 
-    def start(*args, **settings):
+    def start(*args, environment=None, **settings):
         program = runfaktory(
             *(*WORKER, "--gearmonkey", server.url, *args),
-            environment={"FAKTORY_TEST_APPS": "tests.contrib.gearmonkey"},
+            environment={"FAKTORY_TEST_APPS": "tests.contrib.gearmonkey", **(environment or {})},
             **({"GEARMONKEY_LEASE": 2} | settings),
         )
         counts = [f"count:{fn}" for fn in SERVED]  # each function increments its own count
@@ -120,7 +121,7 @@ class TestDirect:
         redis,
         meeting,  # noqa: F811
     ):
-        program = serve(SHUTDOWN_TIMEOUT=0.3)
+        program = serve(SHUTDOWN_TIMEOUT=0.3, environment=UNTRACED)
         id = client.run("slowly", str(meeting))
         meeting.pid()
         program.signal(signal.SIGTERM)

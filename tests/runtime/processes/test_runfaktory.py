@@ -15,6 +15,7 @@ from tests.runtime.processes import tasks
 from tests.server.raw import CERTIFICATE, RawClient
 from tests.settings import KIND
 from tests.standing import suspend_process
+from tests.tracers import UNTRACED
 from tests.waiting import wait_until
 
 ANY_PORT = "127.0.0.1:0"
@@ -194,8 +195,7 @@ class TestCrashes:
 
     def test_a_process_with_an_unstoppable_task_is_replaced(self, runfaktory, meeting, tmp_path):
         stuck = tasks.never_ends_although_stopped.enqueue(str(meeting))
-        # Under a tracer, Python 3.11 hangs while an interruption waits for its thread.
-        program = runfaktory(*WORKER, environment={"COVERAGE_PROCESS_CONFIG": "", "COVERAGE_PROCESS_START": ""})
+        program = runfaktory(*WORKER, environment=UNTRACED)
         pid = meeting.pid()
         reaches(stuck, "dead")
         assert Job.objects.get(jid=stuck.id).errtype == "TaskTimeout"
