@@ -243,6 +243,7 @@ def test_the_lock_timeout_of_a_session_is_reset_after_a_limited_wait():
 @pytest.mark.skipif(connection.vendor != "postgresql", reason="about PostgreSQL")
 def test_the_lock_timeout_is_set_per_transaction_behind_a_pooler(monkeypatch):
     """Without prepared statements, as behind a pooler that assigns each transaction another session."""
+    connection.close()  # an earlier test may have left its limit on the session
     monkeypatch.setattr(Statement, "works", False)
     broker = OrmBroker("default")
     with broker.limited_lock_wait(0.05):
