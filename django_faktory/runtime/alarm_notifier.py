@@ -38,9 +38,11 @@ SHOWN = 20
 class AlarmNotifier:
     """The loop that sends messages; `run` is the target of a thread."""
 
-    def __init__(self, alias: str, *, confirm_s: float = CONFIRM_S, pause_s: float = PAUSE_S) -> None:
+    def __init__(
+        self, alias: str, *, confirm_s: float = CONFIRM_S, pause_s: float = PAUSE_S, slow_s: float = alarms.SLOW_S
+    ) -> None:
         self._alias = alias
-        self._confirm_s, self._pause_s = confirm_s, pause_s
+        self._confirm_s, self._pause_s, self._slow_s = confirm_s, pause_s, slow_s
         self._stopping = threading.Event()
 
     def run(self) -> None:
@@ -62,7 +64,9 @@ class AlarmNotifier:
 
     def run_once(self) -> bool:
         """Send a message if one is due; return whether it was sent."""
-        found = {(alarm.kind, alarm.subject): alarm for alarm in alarms.read_now(using=self._alias)}
+        found = {
+            (alarm.kind, alarm.subject): alarm for alarm in alarms.read_now(using=self._alias, slow_s=self._slow_s)
+        }
         message = alarm_records.claim_message(
             {key: alarm.text for key, alarm in found.items()},
             using=self._alias,

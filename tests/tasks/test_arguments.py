@@ -1,6 +1,7 @@
 """Arguments without a JSON type: their encoding, their decoding, and refusals."""
 
 import base64
+import re
 from datetime import UTC, date, datetime, time, timedelta, timezone
 from decimal import Decimal
 from uuid import UUID
@@ -16,6 +17,7 @@ from django_faktory.core.json import jsontext
 from django_faktory.core.payloads import Ack
 from django_faktory.errors import InvalidArgument, InvalidPayload, MissingObject
 from django_faktory.models import Job
+from django_faktory.tasks import arguments
 from django_faktory.tasks.arguments import decode_call, encode_call, may_have_references
 from tests.project import tasks
 from tests.project.models import Mark
@@ -92,6 +94,14 @@ def test_an_unsupported_argument_is_refused_with_its_position(value):
         encode_call(["a", {"deep": [value]}], {})
     with pytest.raises(error, match=r"^kwargs\['when'\]: Unsupported "):
         encode_call([], {"when": value})
+
+
+@pytest.mark.core
+def test_the_error_of_an_unsupported_argument_names_every_supported_type():
+    with pytest.raises(TypeError) as refused:
+        encode_call([object()], {})
+    words = set(re.findall(r"\w+", str(refused.value).lower()))
+    assert words >= {"none", "bool", "int", "float", "str", "list", "dict", "model", *arguments._DECODERS}
 
 
 @pytest.mark.core
