@@ -8,7 +8,6 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
-from . import moved as moved
 from .errors import (
     BatchClosed,
     Discard,

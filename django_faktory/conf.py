@@ -462,9 +462,6 @@ DEFAULTS: dict[str, Any] = {name: setting.default for name, setting in SETTINGS.
 
 _NO_SETTINGS: Mapping[str, Any] = {}
 
-RENAMED = {"API_ACTS": "API_WRITES", "READ_AHEAD": "PREFETCH"}
-"""Old names of settings, with their present ones."""
-
 
 def get(name: str) -> Any:
     """Return `FAKTORY[name]`, or its default.

@@ -443,28 +443,6 @@ PLANTS = (
         ),
     ),
     Plant(
-        "a migration waits for a long transaction and blocks all others",
-        "django_faktory/migrations/_in_use.py",
-        "                _lock(connection, tables, wait_s)\n",
-        "                pass\n",
-        ("tests/deploys/test_two_versions.py",),
-        "postgresql",
-    ),
-    Plant(
-        "after a migration a lock gets a token that another one had",
-        "django_faktory/migrations/_in_use.py",
-        "        for name, highest in before:",
-        "        for name, highest in ():",
-        ("tests/deploys/test_tables_in_use.py", "-k", "tokens"),
-    ),
-    Plant(
-        "a statement takes whatever columns a table has",
-        f"{DIALECTS}/base.py",
-        'f"SELECT id, lock_key, queue, sort_priority FROM {JOB}"\n            f" WHERE lock_key IN',
-        'f"SELECT * FROM {JOB}"\n            f" WHERE lock_key IN',
-        ("tests/deploys/test_statements.py",),
-    ),
-    Plant(
         "a job claimed on the event loop is delivered before it has its lock",
         f"{STORE}/jobs/exchanges.py",
         "        if not all(map(is_runnable, claimed)):\n            return False\n",
@@ -884,15 +862,6 @@ PLANTS = (
         "            server.uncertain_batches.add(batch.bid)",
         "            pass",
         (f"{SERVER_TESTS}/test_lock_waits.py", "-k", "is_removed"),
-    ),
-    Plant(
-        "the index of expiries has finished jobs too",
-        "django_faktory/migrations/0005_live_expiries.py",
-        "condition=models.Q(('expires_at__isnull', False), "
-        "('state__in', ['scheduled', 'enqueued', 'blocked', 'retries'])),",
-        "condition=models.Q(('expires_at__isnull', False)),",
-        ("tests/plans/test_bounded.py", "-k", "repeated_statements_read_a_bounded_part_of_a_large_table"),
-        "postgresql",
     ),
     Plant(
         "the query for expired jobs tests existence instead of reading the first index entry",

@@ -25,7 +25,6 @@ from ..brokers import Broker, tls
 from ..core import locket
 from ..core.payloads import FUNCTION, queue_name
 from ..errors import InvalidPayload
-from ..moved import new_place
 from ..store.dialects import cursor_hooks
 from ..tasks.compat import task_backends
 from ..tasks.middleware import Middleware, instantiate
@@ -172,8 +171,6 @@ def _check_keys(configured: Mapping[str, Any]) -> Iterable[CheckMessage]:
         if key not in conf.DEFAULTS:
             suggestions = get_close_matches(str(key).upper(), conf.DEFAULTS, n=1)
             hint = f"Did you mean {suggestions[0]!r}?" if suggestions else f"Known: {', '.join(sorted(conf.DEFAULTS))}."
-            if key in conf.RENAMED:
-                hint = f"It is called {conf.RENAMED[key]!r} now."
             yield Error(f"FAKTORY: unknown key {key!r}", hint=hint, id="django_faktory.E001")
 
 
@@ -185,7 +182,7 @@ def _check_values(configured: Mapping[str, Any]) -> Iterable[CheckMessage]:
             shown_value = "something else" if setting.is_secret else f"{value!r:.80}"
             yield Error(
                 f"FAKTORY[{key!r}]: expected {setting.rule.expected}, got {shown_value}",
-                hint=" ".join([*_moved_hints(value), setting.doc]),
+                hint=setting.doc,
                 id="django_faktory.E002",
             )
 
@@ -194,13 +191,6 @@ def is_valid(key: str, value: Any) -> bool:
     """Return whether a value satisfies the rule of its setting."""
     rule = conf.SETTINGS[key].rule
     return (rule.is_optional and value is None) or (rule.is_valid or PREDICATES[key])(value)
-
-
-def _moved_hints(value: Any) -> Iterable[str]:
-    """Yield the new places of modules that a setting names at their old places."""
-    for path in [value] if isinstance(value, str) else value if isinstance(value, list | tuple) else []:
-        if isinstance(path, str) and (moved_to := new_place(path)):
-            yield f"{moved_to}."
 
 
 def _check_combinations(values: Mapping[str, Any]) -> Iterable[CheckMessage]:

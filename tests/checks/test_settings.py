@@ -75,12 +75,6 @@ def test_an_unknown_key_is_an_error_that_suggests_the_nearest():
         assert "Known: ALARM_EMAILS, ALARM_LATENCY, ALARM_REPEAT, ALARM_WEBHOOK, ALLOW_FLUSH, " in message_of("E001")
 
 
-@pytest.mark.parametrize(("old", "new"), [("READ_AHEAD", "PREFETCH"), ("API_ACTS", "API_WRITES")])
-def test_the_old_name_of_a_setting_is_answered_with_the_new_one(old, new):
-    with override_settings(FAKTORY={old: 4}):
-        assert message_of("E001") == f"FAKTORY: unknown key '{old}' | It is called '{new}' now."
-
-
 @pytest.mark.parametrize(
     ("key", "value"),
     [

@@ -1,44 +1,17 @@
-"""Provide workers in threads, programs of two versions, and rollouts."""
-
-import os
+"""Provide two versions, and rollouts."""
 
 import pytest
-from django.apps import apps
 
 from tests.deploys import versions
 from tests.deploys.rollout import Database, Rollout
-from tests.runtime.processes.conftest import address, runfaktory
-from tests.worker.conftest import state, work
-
-__all__ = ["address", "runfaktory", "state", "work"]
 
 
 @pytest.fixture
-def changed_models():
-    """Return all models that have a table of this package."""
-    models = apps.get_app_config("django_faktory").get_models()
-    return [model for model in models if model._meta.managed and not model._meta.proxy]
-
-
-@pytest.fixture
-def next_version(tmp_path, changed_models):
-    """Return this version, and a copy of it with one more migration."""
+def two_versions(tmp_path):
+    """Return this version, and a copy of it with another version number."""
     folder = tmp_path / "next"
     folder.mkdir()
-    return versions.this(), versions.next_one(folder, changed_models)
-
-
-@pytest.fixture
-def two_versions(request, tmp_path):
-    """Return the older and the newer version.
-
-    They are the release in FAKTORY_PREVIOUS and this one, or this one and its copy with one more migration.
-    """
-    if named := os.environ.get("FAKTORY_PREVIOUS"):
-        folder = tmp_path / "previous"
-        folder.mkdir()
-        return versions.previous(folder, named), versions.this()
-    return request.getfixturevalue("next_version")
+    return versions.this(), versions.next_one(folder)
 
 
 @pytest.fixture

@@ -3,10 +3,7 @@
 import json
 import re
 import secrets
-import time
 from collections import Counter, defaultdict
-from contextlib import closing, contextmanager
-from datetime import timedelta
 from itertools import pairwise
 from pathlib import Path
 
@@ -23,10 +20,6 @@ FAILURES = "SELECT jid, state, jobtype, errtype, failures, losses FROM django_fa
 ROLLED_BACK = re.compile(r"job interrupted jid=(\w+) .*rolled back by the database")
 
 EXCUSED = f"SELECT jid, failure FROM django_faktory_job WHERE jobtype = '{TASKS}.writes' AND failures > 0"
-TAKE = (
-    "INSERT INTO django_faktory_joblock (lock_key, jid, attempt, wid, lease, acquired_at, expires_at, is_lapsed)"
-    " VALUES ('k', 'j', 1, 'w', %s, '2026-01-01', '2026-01-01', FALSE)"
-)
 LINES = "SELECT jid, COUNT(*) FROM deploys_line GROUP BY jid"
 KNOWN = {
     ("succeeded", f"{TASKS}.tried_again", "django_faktory.errors.Retry", 1, 0),
@@ -48,17 +41,6 @@ def another_connection(name):
     return ConnectionHandler({"default": {**connection.settings_dict, "NAME": name, "OPTIONS": options}})["default"]
 
 
-@contextmanager
-def busy_transaction(name):
-    """Keep a transaction open that has read the jobs."""
-    other = another_connection(name)
-    with closing(other), other.cursor() as cursor:
-        cursor.execute("BEGIN")
-        cursor.execute(JOBS)
-        yield
-        cursor.execute("COMMIT")
-
-
 class Database:
     """An empty database; a store with the same interface as the ones in `tests.faults.stores`."""
 
@@ -73,16 +55,6 @@ class Database:
         with self.connection.cursor() as cursor:
             cursor.execute(statement, values)
             return cursor.fetchall()
-
-    def next_token(self):
-        """Return the token of a lock that is acquired and released at once."""
-        lease = timedelta(0) if self.connection.vendor == "postgresql" else 0
-        with self.connection.cursor() as cursor:
-            cursor.execute(TAKE, [lease])
-        [[token]] = self.query("SELECT id FROM django_faktory_joblock")
-        with self.connection.cursor() as cursor:
-            cursor.execute("DELETE FROM django_faktory_joblock")
-        return token
 
     def rows(self):
         return dict(self.query(JOBS))
@@ -104,17 +76,10 @@ class Rollout(Arena):
     def __init__(self, folder, store):
         super().__init__(folder, store, **FAST)
 
-    def migrate(self, version, *arguments):
-        """Migrate the tables to this version; return the seconds it took."""
-        begun = time.monotonic()
-        program = self.start_migrate(version, *arguments)
-        assert program.code(SOON_S) == 0, program.text
-        return time.monotonic() - begun
-
-    def start_migrate(self, version, *arguments):
-        program = self._of(version, "-m", "django", "migrate", *(arguments or ("--run-syncdb",)))
+    def migrate(self, version):
+        program = self._of(version, "-m", "django", "migrate", "--run-syncdb")
         self._clients.append(program)
-        return program
+        assert program.code(SOON_S) == 0, program.text
 
     def start(self, version):
         """Start a node of a version with server and workers, and a web process.
@@ -204,11 +169,6 @@ class Rollout(Arena):
         history = self.history()
         pushed = {note.rest[0]: note.rest[1] for note in history["ok"] if len(note.rest) > 1}
         return {(pushed[note.rest[0]], note.rest[1]) for note in history["begin"] if note.rest[0] in pushed}
-
-    def longest_gap_s(self, word, since):
-        """Return the longest time without a note of this word after `since`, in seconds."""
-        times = sorted(note.at for note in self.history()[word] if note.at > since)
-        return max(later - earlier for earlier, later in pairwise([since, *times, time.monotonic()]))
 
 
 CALLS = ("complete", "success")

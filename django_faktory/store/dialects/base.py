@@ -40,10 +40,7 @@ It equals the shortest reservation allowed (W9), so that the lease shortens no r
 """
 
 FOLDED = -1
-"""Slot of the counter row to which the rows of all connections are added (`store.statistics.counter_rows`).
-
-The previous release counts in slots 0 to 15.
-"""
+"""Slot of the counter row to which the rows of all connections are added (`store.statistics.counter_rows`)."""
 
 # Large enough that two connections practically never draw the same slot; if they did, one would only wait.
 _OWN_SLOTS = 2**62
@@ -60,8 +57,7 @@ def counter_slot(connection: BaseDatabaseWrapper) -> int:
     """
     pid, slot = _slots.get(connection, (0, 0))
     if pid != os.getpid():  # new, or inherited over a fork
-        # Slots 0 to 15 belong to the previous release, which may run on other nodes during an upgrade.
-        slot = 16 + secrets.randbelow(_OWN_SLOTS)
+        slot = secrets.randbelow(_OWN_SLOTS)
         _slots[connection] = os.getpid(), slot
     return slot
 

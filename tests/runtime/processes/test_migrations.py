@@ -8,8 +8,9 @@ from django.core.management.base import CommandError
 from django.db import connection
 
 from django_faktory.runtime.await_migrations import await_migrations
-from tests.deploys.versions import MIGRATIONS
+from tests.programs import ROOT
 
+MIGRATIONS = sorted(path.stem for path in (ROOT / "django_faktory" / "migrations").glob("[0-9]*.py"))
 ARGUMENTS = ("127.0.0.1:0", "--server-only", "--no-reload")
 
 
