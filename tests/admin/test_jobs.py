@@ -1,6 +1,7 @@
 """Test the job list and the job page: queries, views, and actions on one job or on all matching jobs."""
 
 import re
+from datetime import timedelta
 from urllib.parse import urlencode
 
 import pytest
@@ -12,7 +13,7 @@ from django.utils import timezone
 
 from django_faktory.admin.jobs import bulk
 from django_faktory.core.histograms import Series
-from django_faktory.models import Batch, Job
+from django_faktory.models import Batch, Job, JobLock, Tracking
 from django_faktory.models.cron import CronEntry, CronRun
 from django_faktory.models.job import RECENT
 from django_faktory.store.statistics import histograms
@@ -226,6 +227,20 @@ def test_the_page_of_a_job_shows_its_interruptions(admin_client):
     assert shown.index("Attempt 1 failed") < shown.index("Interrupted by shutdown") < shown.index("Attempt 2 running")
     assert "w-7" in shown
     assert "2 of 26" in shown
+
+
+@pytest.mark.parametrize("state", ["succeeded", "dead", "discarded", "expired"])
+def test_the_page_of_an_ended_job_shows_no_past_fact_as_present(admin_client, state):
+    later = timezone.now() + timedelta(hours=1)
+    job = JobFactory(**{state: True}, lock_key="k", unique_expires_at=later, expires_at=later, reserved_until=later)
+    JobLock.objects.create(
+        key="k", jid="other-job", attempt=1, acquired_at=timezone.now(), lease=timedelta(hours=1), expires_at=later
+    )
+    Tracking.objects.create(jid=job.jid, percent=98, desc="page 79", updated_at=timezone.now())
+    markup = page(admin_client, "change", "", job.pk)
+    assert "Last progress 98 % page 79" in words(markup)
+    for present in ("<progress", "Lock held by", "Blocked by limit", "Unique until", "Expires", "Reserved until"):
+        assert present not in markup
 
 
 def test_the_page_of_a_job_takes_at_most_thirteen_queries(admin_client, django_assert_max_num_queries):

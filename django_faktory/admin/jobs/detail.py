@@ -346,7 +346,7 @@ def _build_facts(job: Job) -> list[tuple[str, Any]]:
         (gettext("Attempts"), attempts if job.attempts else None),
         (gettext("Interruptions"), job.interruptions or None),
         (gettext("Lost workers"), job.losses or None),
-        (gettext("Progress"), _render_progress(job, using)),
+        (gettext("Progress") if job.state == State.WORKING else gettext("Last progress"), _render_progress(job, using)),
         (
             gettext("Cancelled"),
             gettext("requested; the worker was notified") if job.is_cancelled and job.state == State.WORKING else None,
@@ -355,11 +355,11 @@ def _build_facts(job: Job) -> list[tuple[str, Any]]:
         (gettext("Batch"), _link_batch(job.bid, using)),
         (gettext("Callback of batch"), _link_batch(job.callback_of, using)),
         (gettext("Lock"), job.lock_key),
-        (gettext("Lock held by"), holder_of(job)),
+        (gettext("Lock held by"), None if job.state in FINAL else holder_of(job)),
         (gettext("Lock token"), job.lock_token),
         (gettext("Limit of the key"), job.limit_key),
         (gettext("Blocked by limit"), _link_limit(job, using)),
-        (gettext("Unique until"), job.unique_expires_at),
+        (gettext("Unique until"), job.unique_expires_at if job.unique_key else None),
         (gettext("Cron entry"), _link_cron_entry(job, using)),
         (gettext("Job ID"), _render_copyable(job.jid)),
     ]
@@ -386,7 +386,8 @@ def _link_trace(traceparent: str) -> SafeString | None:
 
 def _link_limit(job: Job, using: str) -> Any:
     """Return the limit that blocks the job, as a link."""
-    limiter = Limiter.objects.using(using).filter(pk=job.limiter).first() if job.limiter is not None else None
+    is_blocked = job.state == State.BLOCKED and job.limiter is not None
+    limiter = Limiter.objects.using(using).filter(pk=job.limiter).first() if is_blocked else None
     return None if limiter is None else _admin_link("limit", limiter.limit_id, str(limiter))
 
 
@@ -398,10 +399,10 @@ def _build_times(job: Job) -> list[tuple[str, datetime | None]]:
         (gettext("Started"), job.started_at),
         (
             gettext("Leased, delivery not confirmed, until") if is_unconfirmed(job) else gettext("Reserved until"),
-            job.reserved_until,
+            job.reserved_until if job.state == State.WORKING else None,
         ),
         (gettext("Ended"), job.finished_at),
-        (gettext("Expires"), job.expires_at),
+        (gettext("Expires"), job.expires_at if State(job.state) in _WAITS else None),
         (gettext("Kept until"), job.purge_at),
     ]
 
@@ -414,6 +415,9 @@ def _render_progress(job: Job, using: str) -> SafeString | str:
     desc = cut(tracking.desc or "", MESSAGE_BYTES)
     if tracking.percent is None:
         return desc
+    # A bar that does not move would look like a job that runs.
+    if job.state != State.WORKING:
+        return f"{tracking.percent} % {desc}"
     bar = '<progress max="100" value="{0}" aria-label="{2}"></progress> {0} % {1}'
     return format_html(bar, tracking.percent, desc, gettext("Progress"))
 
