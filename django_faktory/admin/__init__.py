@@ -54,6 +54,7 @@ class OutboxEntryAdmin(ReadOnlyAdmin):
     A refused job has an error and stays until a user retries or deletes it.
     """
 
+    gone_because = _("its job was sent, or it was deleted")
     list_display = ("id", "job_id", "queue", "created", "short_error")
     list_filter = (("error", admin.EmptyFieldListFilter), "queue")
     search_fields = ("jid", "error")

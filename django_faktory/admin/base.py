@@ -300,6 +300,9 @@ class FaktoryModelAdmin(AnyAdmin):
     beginnings: ClassVar[Mapping[str, int]] = {}
     """Columns of `long_texts` that the list shows, and the number of characters it reads of each."""
 
+    gone_because: StrOrPromise = _("perhaps it was deleted")
+    """Why a row that a link leads to may be gone."""
+
     restricted_fields: ClassVar[Mapping[str, str]] = {}
     """Columns and fields of pages that show a field of `permissions.FIELDS`, and its name there."""
 
@@ -512,6 +515,15 @@ class FaktoryModelAdmin(AnyAdmin):
     def answer_missing(self, request: HttpRequest) -> HttpResponse:
         """Answer an action on a row that another user has deleted: redirect to the list."""
         text = gettext("Nothing done: the %(name)s no longer exists.") % {"name": self.opts.verbose_name}
+        return self._redirect_to_list(request, text)
+
+    # Django's own method, which leads to the index of the admin.
+    def _get_obj_does_not_exist_redirect(self, request: HttpRequest, opts: Any, object_id: str) -> HttpResponse:
+        text = gettext("There is no %(name)s %(key)s: %(reason)s.")
+        names = {"name": opts.verbose_name, "key": unquote(object_id), "reason": self.gone_because}
+        return self._redirect_to_list(request, text % names)
+
+    def _redirect_to_list(self, request: HttpRequest, text: str) -> HttpResponse:
         self.message_user(request, text, messages.WARNING)
         return HttpResponseRedirect(
             reverse(f"{self.admin_site.name}:{self.opts.app_label}_{self.opts.model_name}_changelist")

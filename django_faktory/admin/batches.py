@@ -137,6 +137,7 @@ def _redact_callback(_batch: Batch, text: str) -> str:
 class BatchAdmin(ReadOnlyAdmin):
     """Search batches by id or description, and retry their failed jobs together."""
 
+    gone_because = _("it was deleted a while after its end")
     list_display = ("name", "stage", "bar", "callbacks", "created")
     list_filter = (StageFilter, LevelFilter)
     list_class = BatchList

@@ -31,6 +31,7 @@ _WARNING = _(
 class JobLockAdmin(ReadOnlyAdmin):
     """Admin of locks: searched by key, jid or wid; released manually."""
 
+    gone_because = _("the lock was released, or has expired")
     list_display = ("key", "holder", "wid", "since", "until")
     # A search reads the whole table, which has only one row for each running job with a lock.
     search_fields = ("key", "jid__exact", "wid__exact")

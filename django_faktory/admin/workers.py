@@ -47,6 +47,7 @@ class WorkerProcessAdmin(ReadOnlyAdmin):
 
     change_form_template = "admin/django_faktory/worker.html"
     list_class = WorkerList
+    gone_because = _("it has stopped, or was lost")
     list_display = (
         "worker_id",
         "hostname",

@@ -118,6 +118,36 @@ def test_an_action_on_a_missing_row_leads_to_the_list(admin_client, name, pk):
     assert "no longer exists." in answer.content.decode()
 
 
+GONE = {
+    "job": "deleted after RESULT_TTL",
+    "joblock": "the lock was released",
+    "workerprocess": "it has stopped, or was lost",
+    "batch": "deleted a while after its end",
+    "outboxentry": "its job was sent",
+    "queue": "perhaps it was deleted",
+    "limit": "perhaps it was deleted",
+    "cronentry": "perhaps it was deleted",
+}
+
+
+@pytest.mark.parametrize("view", ["change", "history"])
+@pytest.mark.parametrize("name", GONE)
+def test_the_page_of_a_row_that_is_gone_leads_to_its_list_and_says_why(admin_client, name, view):
+    answer = admin_client.get(page(name, view, "999999"), follow=True)
+    assert answer.redirect_chain == [(page(name, "changelist"), 302)]
+    text = answer.content.decode()
+    assert " 999999: " in text
+    assert GONE[name] in text
+
+
+@pytest.mark.parametrize("query", ["", "verb=none&state=dead"])
+def test_a_get_of_a_bulk_action_without_its_verb_leads_to_the_list(admin_client, query):
+    answer = admin_client.get(f"{reverse(f'admin:{APP}_job_all')}?{query}", follow=True)
+    assert answer.status_code == 200
+    assert answer.redirect_chain[0][0].startswith(page("job", "changelist"))
+    assert "Nothing done." in answer.content.decode()
+
+
 def test_actions_have_their_own_urls_and_are_logged(user_client, rows):
     assert user_client.post(page("job", "act", MODELS["job"], "retry"), {"why": "because"}).status_code == 302
     assert Job.objects.get(pk=MODELS["job"]).state == "enqueued"

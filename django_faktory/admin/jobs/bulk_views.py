@@ -43,6 +43,8 @@ class BulkViews(ReadOnlyAdmin):
         """Show the number of matching jobs on GET; begin the run on POST."""
         verb = request.GET.get("verb", "")
         action = actions.ACTIONS.get(verb)
+        if action is None and request.method == "GET":
+            return self.answer_get(request, self._list_url(request.GET))
         if action is None or not action.is_allowed(request) or not self.has_view_permission(request):
             raise PermissionDenied
         using = conf.get("DATABASE")

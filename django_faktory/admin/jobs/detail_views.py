@@ -11,6 +11,7 @@ from django.http import HttpRequest, HttpResponse, HttpResponseNotAllowed, HttpR
 from django.shortcuts import get_object_or_404
 from django.urls import URLPattern, path, reverse
 from django.utils.translation import gettext
+from django.utils.translation import gettext_lazy as _
 
 from ... import conf
 from ...core.json.jsontext import compact, decode, encode
@@ -35,6 +36,7 @@ LOGGED_BYTES = 500
 class JobViews(ReadOnlyAdmin):
     """Mixin for the admin of jobs that adds the job's page and its actions."""
 
+    gone_because = _("it has ended, and its result was deleted after RESULT_TTL, or was not kept")
     change_form_template = "admin/django_faktory/job.html"
     long_texts: ClassVar = {
         "payload": LongText(redact=lambda job, text: redaction.redact_job(job.jobtype, text)),
