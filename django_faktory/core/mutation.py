@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import msgspec
 
+from ..errors import InvalidPayload
+
 # Commands and sets of the original server.
 COMMANDS = ("clear", "kill", "discard", "requeue")
 TARGETS = ("scheduled", "retries", "dead")
@@ -18,7 +20,7 @@ class Mutation(msgspec.Struct, frozen=True, kw_only=True, gc=False):
     """Apply `command` to the jobs of `target`, as the original server does.
 
     With `jids` the other filters are ignored; `jobtype` and `regexp` must both match; without a filter the whole set is
-    selected. `clear` ignores all filters.
+    selected. `clear` takes no filter.
     """
 
     command: str
@@ -28,3 +30,8 @@ class Mutation(msgspec.Struct, frozen=True, kw_only=True, gc=False):
     jobtype: str = ""
     regexp: str = ""
     """A glob over the job's whole JSON as FETCH sends it, without white space between tokens."""
+
+    def __post_init__(self) -> None:
+        """Raise InvalidPayload for `clear` with a filter, which the original server ignores."""
+        if self.command == "clear" and (self.jids is not None or self.jobtype or self.regexp):
+            raise InvalidPayload("invalid MUTATE: filter: clear takes none and drops the whole set; use discard")

@@ -8,15 +8,16 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from typing import Any
 
 import msgspec
 
-from ..errors import InvalidPayload, InvalidQuery
+from ..errors import InvalidPayload, InvalidQuery, TranslatableError, translatable
 from .json import jsontext
 from .json.fields import abbreviate
 from .lifecycle import State
+from .suggestions import find_closest
 
 MAX_TEXT = 4000
 """Longest query, in characters."""
@@ -178,8 +179,20 @@ def _read_term(text: str, at: int, conditions: dict[str, Any]) -> int:
         return _read_word(text, at, conditions)
     reader = _READERS.get(key[1])
     if reader is None:
-        raise InvalidQuery("no such key: %(key)s; known: %(known)s", key=abbreviate(key[1]), known=", ".join(_READERS))
+        raise InvalidQuery(
+            "no such key: %(key)s; known: %(known)s", key=_with_suggestion(key[1], _READERS), known=", ".join(_READERS)
+        )
     return reader(text, key.end(), conditions)
+
+
+def _with_suggestion(name: str, known: Iterable[str]) -> str | TranslatableError:
+    """Return a name for a message, with the known name that it resembles."""
+    closest = find_closest(name, known)
+    if closest is None:
+        return abbreviate(name)
+    return TranslatableError(
+        translatable("%(name)s (did you mean %(closest)s?)"), name=abbreviate(name), closest=closest
+    )
 
 
 def _skip_spaces(text: str, at: int) -> int:
@@ -200,7 +213,7 @@ def _read_word(text: str, at: int, conditions: dict[str, Any]) -> int:
     else:
         raise InvalidQuery(
             "expected key:value, a state or a jid, got %(word)s; keys: %(known)s",
-            word=abbreviate(word),
+            word=_with_suggestion(word, _states_known),
             known=", ".join(_READERS),
         )
     return at + len(word)
@@ -286,7 +299,9 @@ def _read_states(text: str, at: int, conditions: dict[str, Any]) -> int:
     for value, _ in values:
         if value not in _states_known:
             raise InvalidQuery(
-                "state: expected one of %(known)s, got %(value)s", known=", ".join(State), value=abbreviate(value)
+                "state: expected one of %(known)s, got %(value)s",
+                known=", ".join(State),
+                value=_with_suggestion(value, _states_known),
             )
     _add_values(conditions, "states", [State(value) for value, _ in values])
     return at

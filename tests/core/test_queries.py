@@ -94,7 +94,10 @@ def test_a_quoted_star_is_matched_literally():
 @pytest.mark.parametrize(
     ("text", "message"),
     [
-        ("stat:dead", "no such key: stat; known: state, queue,"),
+        ("stat:dead", "no such key: stat (did you mean state?); known: state, queue,"),
+        ("colour:dead", "no such key: colour; known: state, queue,"),
+        ("state:ded", f"state: expected one of {', '.join(State)}, got ded (did you mean dead?)"),
+        ("ded", "expected key:value, a state or a jid, got ded (did you mean dead?); keys: state,"),
         ("state:deed", "state: expected one of scheduled,"),
         ("state:", "state: expected a value, got nothing"),
         ("state:dead,", "state: expected a value, got nothing"),

@@ -394,6 +394,6 @@ _LONG: dict[bytes, Callable[[str], Incremental[Any]]] = {
     b"PUSH": _parse_long_push,
     b"PUSHB": _parse_long_push_bulk,
     b"FAIL": _parse_long_fail,
-    b"MUTATE": management.parse_long_mutate,
+    b"MUTATE": management.parse_mutate,
 }
 """Parsers in steps, for the verbs with a job or a list."""

@@ -14,10 +14,12 @@ from ...errors import InvalidPayload
 from ..globs import Glob
 from ..job_parser import MAX_MEMBERS
 from ..json import incremental, jsontext
+from ..json.fields import abbreviate
 from ..json.incremental import Incremental
 from ..mutation import COMMANDS, TARGETS, Mutation
 from ..payloads import queue_name
-from .fields import decode_value, field, format_line, parse_object, parse_strings
+from ..suggestions import refuse_unknown
+from .fields import decode_value, field, format_line, parse_strings
 from .limits import MAX_JIDS, WIDEST, check_count, check_length
 
 ALL = "*"
@@ -92,32 +94,35 @@ class Flush(msgspec.Struct, frozen=True):
 ManagementCommand = Mutate | PauseQueues | ResumeQueues | RemoveQueues | QueueLatency | Flush
 
 
-def parse_mutate(text: str) -> Mutate:
-    """Parse the text after MUTATE. Raises InvalidPayload."""
-    return _build_mutate(parse_object("MUTATE", text))
+def parse_mutate(text: str) -> Incremental[Mutate]:
+    """Parse the text after MUTATE in steps, for long lists of jids. Raises InvalidPayload.
 
-
-def parse_long_mutate(text: str) -> Incremental[Mutate]:
-    """Parse the text after MUTATE in steps, for long lists of jids. Raises InvalidPayload."""
+    Unknown and repeated members are refused: without them, a misspelled filter would match every job.
+    """
     yield from incremental.check_depth(text)
-    raw_members = yield from incremental.members(text, max_count=MAX_MEMBERS, rejects_duplicates=False)
-    members: dict[str, Any] = {
-        key: decode_value(value) for key, value in raw_members.items() if key in ("cmd", "target")
-    }
-    raw_filter = raw_members.get("filter", "null")
+    members = yield from incremental.members(text, max_count=MAX_MEMBERS)
+    refuse_unknown(
+        members, ("cmd", "target", "filter"), within="invalid MUTATE: ", also=map("filter.{}".format, _FILTERS)
+    )
+    raw_filter, filters = members.pop("filter", "null"), {}
     if raw_filter.startswith("{"):
-        filter_members = yield from incremental.members(raw_filter, max_count=MAX_MEMBERS, rejects_duplicates=False)
-        members["filter"] = {key: decode_value(value) for key, value in filter_members.items() if key != "jids"}
-        if (jids := filter_members.get("jids", "null")) != "null":
-            # [None] makes `_build_mutate` raise the error for jids that are no array of strings.
-            values = yield from parse_strings(jids, max_count=MAX_JIDS)
-            members["filter"]["jids"] = [None] if values is None else values
-    else:
-        members["filter"] = decode_value(raw_filter)
-    return _build_mutate(members)
+        filters = yield from incremental.members(raw_filter, max_count=MAX_MEMBERS)
+        refuse_unknown(filters, _FILTERS, within="invalid MUTATE: filter: ")
+    elif raw_filter != "null":
+        field("MUTATE", {"filter": decode_value(raw_filter)}, "filter", dict, {})
+    raw_jids = filters.pop("jids", "null")
+    jids = None
+    if raw_jids != "null":
+        jids = yield from parse_strings(raw_jids, max_count=MAX_JIDS)
+        if jids is None:
+            raise InvalidPayload(f"invalid MUTATE: jids: expected an array of strings, got {abbreviate(raw_jids)}")
+    return _build_mutate(*({key: decode_value(raw) for key, raw in raw.items()} for raw in (members, filters)), jids)
 
 
-def _build_mutate(members: dict[str, Any]) -> Mutate:
+_FILTERS = ("jids", "jobtype", "regexp")
+
+
+def _build_mutate(members: dict[str, Any], filters: dict[str, Any], jids: list[str] | None) -> Mutate:
     command, target = members.get("cmd"), members.get("target")
     if command not in COMMANDS:
         raise InvalidPayload(f"unknown mutate operation {ascii(command)[:60]}: cmd: expected {_one_of(COMMANDS)}")
@@ -125,22 +130,12 @@ def _build_mutate(members: dict[str, Any]) -> Mutate:
         raise InvalidPayload(
             f"invalid target for mutation command: target: expected {_one_of(TARGETS)}, got {ascii(target)[:60]}"
         )
-    filters = field("MUTATE", members, "filter", dict, {})
-    jids = field("MUTATE", filters, "jids", list, None)
     check_count("MUTATE", "jids", len(jids or ()))
-    if jids is not None and not all(isinstance(jid, str) for jid in jids):
-        raise InvalidPayload("invalid MUTATE: jids: expected an array of strings")
     # Only the longest: a check of each of 20,000 jids would block the event loop for 4 ms.
     check_length("MUTATE", "jid", max(jids or ("",), key=len))
     jobtype, regexp = field("MUTATE", filters, "jobtype", str, ""), field("MUTATE", filters, "regexp", str, "")
     check_length("MUTATE", "jobtype", jobtype)
     _check_glob(regexp)
-    # Ignoring an unknown member would make a misspelt filter match every job.
-    if unknown := filters.keys() - {"jids", "jobtype", "regexp"}:
-        raise InvalidPayload(
-            f"invalid MUTATE: filter: expected jids, jobtype or regexp, got {ascii(min(unknown))[:60]};"
-            " a filter that is not understood would match everything"
-        )
     return Mutate(
         Mutation(
             command=command,
@@ -202,8 +197,16 @@ def _one_of(names: tuple[str, ...]) -> str:
     return f"{', '.join(names[:-1])} or {names[-1]}"
 
 
-VERBS: dict[str, Callable[[str], ManagementCommand]] = {
+def parse_flush(text: str) -> Flush:
+    """Check that nothing follows FLUSH. Raises InvalidPayload."""
+    # The name of a queue behind it would be ignored, and everything be deleted.
+    if text.strip():
+        raise InvalidPayload(f"invalid FLUSH: expected nothing after it, got {abbreviate(text)}; it deletes all jobs")
+    return Flush()
+
+
+VERBS: dict[str, Callable[[str], ManagementCommand | Incremental[Mutate]]] = {
     "MUTATE": parse_mutate,
     "QUEUE": parse_queue,
-    "FLUSH": lambda _: Flush(),
+    "FLUSH": parse_flush,
 }

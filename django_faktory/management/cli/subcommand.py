@@ -5,12 +5,13 @@ from __future__ import annotations
 import argparse
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
-from difflib import get_close_matches
 from typing import Any
 
 from ...backend import registered_queues
 from ...brokers import Broker, get_broker
+from ...core.lifecycle import State
 from ...core.queries import Query
+from ...core.suggestions import suggest
 from ...errors import FaktoryError
 from ...operations import task_names
 from ...tasks.base import import_tasks
@@ -79,14 +80,11 @@ def require_known(call: Invocation, kind: str, names: Iterable[str], known: Iter
     raise Unsupported(f"{call.name}: there is no {kind} {unknown[0]}{hint}{remedy}")
 
 
-def suggest(name: str, known: Iterable[str]) -> str:
-    """Return a suggestion of the most similar known name, to append to an error; "" if none is similar."""
-    similar = get_close_matches(name, sorted(known), n=1)
-    return f"; did you mean {similar[0]}?" if similar else ""
-
-
 def note_unknown_names(call: Invocation, query: Query) -> None:
-    """Print the unknown queues and tasks of a query that found no job, to stderr."""
+    """Print the unknown names of a query that found no job, to stderr."""
+    for jid in query.jids:  # the misspelled name of a state may have the form of a jid
+        if hint := suggest(jid, State):
+            call.screen.note(f"no job has the ID {jid}{hint}")
     queues = [pattern.text for pattern in query.queues if not pattern.is_prefix]
     tasks = [pattern.text for pattern in query.tasks if not pattern.is_prefix]
     if queues:

@@ -92,9 +92,6 @@ def mutate(
     change = changes[mutation.command]
     target = State(mutation.target)
     jobs = Job.objects.using(using)
-    # CLEAR drops all jobs of the target, whatever its filter (W23).
-    if mutation.command == "clear":
-        return _by_ids(jobs, target, change, sizes)
     if mutation.jids is not None:
         return _by_jids(jobs.in_state(target), mutation.jids, change, sizes)
     if not is_storable(mutation.jobtype):  # no row can match, and the database would reject the parameter

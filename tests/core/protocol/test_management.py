@@ -60,8 +60,8 @@ def test_empty_and_null_filters_select_every_job(text, mutation):
 @pytest.mark.parametrize(
     ("line", "message"),
     [
-        ("MUTATE", "invalid MUTATE "),
-        ("MUTATE []", "invalid MUTATE []: expected an object"),
+        ("MUTATE", "invalid JSON: expected an object"),
+        ("MUTATE []", "invalid JSON: expected an object"),
         (
             'MUTATE {"cmd":"KILL","target":"dead"}',
             "unknown mutate operation 'KILL': cmd: expected clear, kill, discard or",
@@ -78,7 +78,6 @@ def test_empty_and_null_filters_select_every_job(text, mutation):
         ('MUTATE {"cmd":"kill","target":"dead","filter":{"jids":[1]}}', "invalid MUTATE: jids: expected an array of"),
         ('MUTATE {"cmd":"kill","target":"dead","filter":{"jobtype":1}}', "invalid MUTATE: jobtype: expected a string"),
         ('MUTATE {"cmd":"kill","target":"dead","filter":{"regexp":[]}}', "invalid MUTATE: regexp: expected a string"),
-        ('MUTATE {"cmd":"kill","target":"dead","filter":{"job_type":"a"}}', "invalid MUTATE: filter: expected jids, "),
         (
             f'MUTATE {{"cmd":"kill","target":"dead","filter":{{"regexp":"{"*" * 1001}"}}}}',
             "invalid MUTATE: regexp: expected at most 1000 characters, got 1001",
@@ -97,6 +96,50 @@ def test_an_invalid_command_is_refused_with_the_broken_rule(line, message):
     """W5, W23, W24: the message names the broken rule."""
     with pytest.raises(InvalidPayload) as refusal:
         parse(line)
+    assert str(refusal.value).startswith(message)
+
+
+KILL = '{"cmd":"kill","target":"dead"'
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        *[
+            (
+                f'MUTATE {KILL},"{name}":{{"jids":["a"]}}}}',
+                f"invalid MUTATE: unknown member '{name}'; did you mean filter?",
+            )
+            for name in ("Filter", "filters", "fliter", "FILTER", "filter ")
+        ],
+        *[
+            (f'MUTATE {KILL},"{name}":[]}}', f"invalid MUTATE: unknown member '{name}'; did you mean filter.{name}?")
+            for name in ("jids", "jobtype", "regexp")
+        ],
+        *[
+            (f'MUTATE {KILL},"filter":{{"{name}":[]}}}}', f"invalid MUTATE: filter: unknown member '{name}'; {hint}")
+            for name, hint in [
+                ("jid", "did you mean jids?"),
+                ("job_type", "did you mean jobtype?"),
+                ("Regexp", "did you mean regexp?"),
+                ("queue", "expected jids, jobtype, regexp"),
+            ]
+        ],
+        (f'MUTATE {KILL},"max":1}}', "invalid MUTATE: unknown member 'max'; expected cmd, target, filter"),
+        (f'MUTATE {KILL},"filter":{{"jids":["a"]}},"filter":null}}', "invalid JSON: key 'filter' given twice"),
+        (f'MUTATE {KILL},"filter":{{"jobtype":"a","jobtype":""}}}}', "invalid JSON: key 'jobtype' given twice"),
+        (
+            'MUTATE {"cmd":"clear","target":"dead","filter":{"jids":["a"]}}',
+            "invalid MUTATE: filter: clear takes none and drops the whole set; use discard",
+        ),
+        ("FLUSH default", "invalid FLUSH: expected nothing after it, got default; it deletes all jobs"),
+        ('FLUSH {"queue":"a"}', "invalid FLUSH: expected nothing after it"),
+    ],
+)
+def test_a_command_that_changes_many_jobs_refuses_what_it_does_not_understand(text, message):
+    """W23, W25: a misspelled guard would otherwise change every job."""
+    with pytest.raises(InvalidPayload) as refusal:
+        parse(text)
     assert str(refusal.value).startswith(message)
 
 

@@ -60,7 +60,7 @@ def test_mutate_requeues_the_matching_jobs_and_is_answered_ok(connect):
     [
         ('MUTATE {"cmd":"x","target":"dead"}', b"-ERR unknown mutate operation "),
         ('MUTATE {"cmd":"kill","target":"x"}', b"-ERR invalid target for mutation command"),
-        ("MUTATE", b"-ERR invalid MUTATE"),
+        ("MUTATE", b"-ERR invalid JSON: expected an object"),
         ("QUEUE x", b"-ERR no such QUEUE subcommand: x"),
         ("QUEUE PAUSE", b"-ERR QUEUE PAUSE: expected the names of queues"),
         ("QUEUE PAUSE fine b/d", b'-ERR cannot get "b/d" queue'),

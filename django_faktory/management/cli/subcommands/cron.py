@@ -7,12 +7,13 @@ from datetime import datetime
 from typing import Any
 from zoneinfo import ZoneInfo
 
+from ....core.suggestions import suggest
 from ....models.cron import CronEntry
 from ....operations.serializers import cron_entry_of, next_times_of
 from ....store.cron import entries as stored_entries
 from ....store.cron import runs
 from ....tasks import cron
-from ..subcommand import NOTHING, OK, Invocation, Subcommand, Unsupported, suggest, whole
+from ..subcommand import NOTHING, OK, Invocation, Subcommand, Unsupported, whole
 
 _VERBS = ("list", "pause", "resume", "run", "next")
 NEXT_TIMES = 5

@@ -15,6 +15,7 @@ from django.db.models.lookups import Exact
 
 from ....core.payloads import DEFAULT_QUEUE, queue_name, rfc3339
 from ....core.queries import parse_seconds
+from ....core.suggestions import suggest
 from ....errors import FaktoryError, InvalidPayload, UnknownJobType
 from ....models import Job, JobQuerySet
 from ....models.job import RECENT
@@ -34,7 +35,6 @@ from ..subcommand import (
     known_queue_names,
     note_unknown_names,
     require_known,
-    suggest,
     whole,
 )
 

@@ -6,6 +6,7 @@ import argparse
 from typing import Any
 
 from ....core.limits import Allowance, InvalidLimit, Scope
+from ....core.suggestions import suggest
 from ....errors import quoted
 from ....models import Limit
 from ....operations import task_names
@@ -13,7 +14,7 @@ from ....operations.serializers import limit_of
 from ....store.limits import definitions
 from ....tasks import limits as task_limits
 from ....tasks.base import import_tasks
-from ..subcommand import NOTHING, OK, Invocation, Subcommand, Unsupported, known_queue_names, require_known, suggest
+from ..subcommand import NOTHING, OK, Invocation, Subcommand, Unsupported, known_queue_names, require_known
 
 _VERBS = ("list", "set", "remove", "pause", "resume")
 

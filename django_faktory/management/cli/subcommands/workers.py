@@ -6,11 +6,12 @@ import argparse
 from typing import Any
 
 from .... import conf
+from ....core.suggestions import suggest
 from ....models import WorkerProcess
 from ....operations.serializers import worker_of
 from ....store import workers
 from ..screen import age, quantity
-from ..subcommand import NOTHING, OK, Invocation, Subcommand, Unsupported, suggest
+from ..subcommand import NOTHING, OK, Invocation, Subcommand, Unsupported
 
 SHOWN = 1000
 """Maximum number of workers listed."""
