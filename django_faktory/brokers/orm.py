@@ -38,6 +38,7 @@ from ..core.payloads import (
 from ..errors import BrokerUnavailable, EndRolledBack, FaktoryError, InvalidPayload
 from ..store import notifier, queues, workers
 from ..store.batches import batches, counters
+from ..store.database_errors import first_line, is_collision
 from ..store.dialects import dialect_of
 from ..store.jobs import (
     acknowledgements,
@@ -58,7 +59,7 @@ from ..store.locks import locks
 from ..store.notifier.postgresql import ANY_QUEUE
 from ..store.shared_reads import Reuse
 from ..store.statistics import counts
-from ..store.transactions import first_line, is_collision, limited_lock_wait
+from ..store.transactions import limited_lock_wait
 from .base import Broker, LoopConnection, Result, Transaction
 from .instrumentation import MetricsHook
 from .transactions import atomic

@@ -16,7 +16,7 @@ from ..core.lifecycle import State
 from ..errors import BrokerUnavailable, FaktoryError
 from ..models import Job, WorkerProcess
 from ..operations import alarms
-from ..store.transactions import first_line
+from ..store.database_errors import first_line
 from ..store.workers import living
 
 OVERDUE_S = 30.0

@@ -2,7 +2,7 @@
 
 Retried: deadlocks, serialization failures, lock timeouts, a busy SQLite, and statements that name a prepared statement
 lost behind a pooler; from then on none is prepared. Translated: a database that cannot be reached or is read-only
-raises BrokerUnavailable (W30).
+raises BrokerUnavailable (W30), and one that refuses a value raises InvalidPayload. `database_errors` has the codes.
 """
 
 from __future__ import annotations
@@ -16,11 +16,22 @@ from contextlib import AbstractContextManager, contextmanager, nullcontext
 from typing import Any, TypeVar
 from weakref import WeakKeyDictionary
 
-from django.db import InterfaceError, InternalError, OperationalError, ProgrammingError, connections, transaction
+from django.db import Error, connections, transaction
 from django.db.backends.base.base import BaseDatabaseWrapper
 
 from ..core.logs import get_logger
 from ..errors import BrokerUnavailable, LockTimeout
+from .database_errors import (
+    DEADLOCKS,
+    LOCK_TIMEOUTS,
+    READ_ONLY,
+    ErrorKind,
+    error_code,
+    first_line,
+    kind_of,
+    refused_data,
+    remedy,
+)
 from .dialects import dialect_of
 from .dialects.base import Dialect
 from .dialects.postgresql.prepared import LOST
@@ -34,13 +45,6 @@ between short transactions, because it also locks gaps of indexes and the rows t
 MAX_PAUSE_S = 0.32
 RETRY_PAUSES_S = (0.01, 0.03, 0.1, 0.3, 1.0)
 """Pauses of `retry_skipped` in seconds."""
-
-# PostgreSQL's SQLSTATEs as strings, MariaDB's error numbers as integers.
-_COLLISIONS = frozenset({"40001", "40P01", "55P03", 1213, 1205, 1020})
-_LOCK_TIMEOUTS = frozenset({"55P03", 1205})
-_DEADLOCKS = frozenset({"40P01", 1213})
-_READ_ONLY = frozenset({"25006", 1290, 1792})
-"""Errors of a primary that has become a standby: the next connection may reach the new primary."""
 
 _refusals: Counter[str] = Counter()
 """Number of writes that a read-only database refused, by alias. 0 unless a failover happened."""
@@ -103,37 +107,25 @@ def run(
     `verb` must be safe to repeat. With `atomic=False` it is one statement that commits by itself; pass `writes` if it
     is not a SELECT. With `snapshot` it only reads: all its statements see the same snapshot, and it takes no lock.
 
-    Inside a caller's transaction, `verb` runs once as part of it, and database errors reach the caller unchanged: only
-    the caller can roll back. Otherwise raise BrokerUnavailable if the database is unavailable, and LockTimeout
-    inside `limited_lock_wait`; with `raises_lock_timeout=False`, a lock timeout is retried like other collisions.
+    Raise InvalidPayload if the database refuses a value. Inside a caller's transaction, `verb` runs once as part of
+    it, and other database errors reach the caller unchanged: only the caller can roll back. Otherwise raise
+    BrokerUnavailable if the database is unavailable, and LockTimeout inside `limited_lock_wait`; with
+    `raises_lock_timeout=False`, a lock timeout is retried like other collisions.
     """
     connection = connections[alias]
     if connection.in_atomic_block:
         # No retry: a failed statement has aborted the caller's transaction, or its earlier statements would be lost.
-        return verb(connection)
+        try:
+            return verb(connection)
+        except (Error, UnicodeEncodeError) as error:
+            _raise_refused_data(error)
+            raise
     for attempt in range(1, DEADLOCK_ATTEMPTS + 1):
         try:
             with limit_attempt(connection):
                 return _execute_verb(connection, verb, atomic=atomic, writes=writes, snapshot=snapshot)
-        except (OperationalError, InterfaceError, InternalError) as error:
-            is_read_only = error_code(error) in _READ_ONLY
-            # Drivers report a read-only server as different exception classes; any other InternalError is a defect.
-            if isinstance(error, InternalError) and not is_read_only:
-                raise
-            if is_read_only:
-                _refusals[alias] += 1
-                _discard(connection)
-            if raises_lock_timeout:  # before the check for collisions, of which a lock timeout is one
-                _raise_lock_timeout(error)
-            if attempt >= _max_attempts(error):
-                # The session may be broken: the next transaction starts on a new connection.
-                connection.close()
-                raise BrokerUnavailable(f"database unavailable: {first_line(error)}{_remedy(error)}") from error
-            logger.debug("transaction collided, trying again attempt=%d error=%s", attempt, first_line(error))
-        except ProgrammingError as error:
-            # A pooler has taken the session with its prepared statements; the next attempt sends plain SQL.
-            if attempt >= ATTEMPTS or error_code(error) not in LOST:
-                raise
+        except (Error, UnicodeEncodeError) as error:
+            _raise_unless_retried(connection, error, attempt, raises_lock_timeout=raises_lock_timeout)
         # Random, so that two transactions that collided do not meet again; up to 10 ms, doubled each time.
         time.sleep(random.uniform(0, min(max_pause_s, 0.005 * 2**attempt)))
     raise AssertionError("unreachable")
@@ -153,9 +145,33 @@ def limited_lock_wait(seconds: float) -> Iterator[None]:
         _thread_state.lock_wait_s = outer_limit_s
 
 
-def _raise_lock_timeout(error: Exception) -> None:
-    if error_code(error) in _LOCK_TIMEOUTS and _thread_state.lock_wait_s is not None:
+def _raise_unless_retried(
+    connection: BaseDatabaseWrapper, error: Exception, attempt: int, *, raises_lock_timeout: bool
+) -> None:
+    """Raise what this error means to the caller of `run`, or return if another attempt may succeed."""
+    _raise_refused_data(error)
+    code, kind = error_code(error), kind_of(error)
+    # A pooler has taken the session with its prepared statements; the next attempt sends plain SQL.
+    if code in LOST and attempt < ATTEMPTS:
+        return
+    if kind is ErrorKind.DEFECT:
+        raise error
+    if code in READ_ONLY:
+        _refusals[connection.alias] += 1
+        _discard(connection)
+    # Before the check for collisions, of which a lock timeout is one.
+    if raises_lock_timeout and code in LOCK_TIMEOUTS and _thread_state.lock_wait_s is not None:
         raise LockTimeout(f"database unavailable: {first_line(error)}") from error
+    if kind is not ErrorKind.COLLISION or attempt >= (DEADLOCK_ATTEMPTS if code in DEADLOCKS else ATTEMPTS):
+        # The session may be broken: the next transaction starts on a new connection.
+        connection.close()
+        raise BrokerUnavailable(f"database unavailable: {first_line(error)}{remedy(error)}") from error
+    logger.debug("transaction collided, trying again attempt=%d error=%s", attempt, first_line(error))
+
+
+def _raise_refused_data(error: Exception) -> None:
+    if kind_of(error) is ErrorKind.DATA:
+        raise refused_data(error) from error
 
 
 def _limit_lock_wait(connection: BaseDatabaseWrapper, dialect: Dialect) -> str:
@@ -259,33 +275,3 @@ def _discard(connection: BaseDatabaseWrapper) -> None:
     if getattr(connection, "pool", None) and connection.connection is not None:
         connection.connection.close()
     connection.close()
-
-
-def is_collision(error: Exception) -> bool:
-    """Return True if the same transaction is likely to succeed when it is retried."""
-    code = error_code(error)
-    if code in _COLLISIONS:
-        return True
-    return isinstance(code, str) and ("database is locked" in code or "database table is locked" in code)
-
-
-def _max_attempts(error: Exception) -> int:
-    if error_code(error) in _DEADLOCKS:
-        return DEADLOCK_ATTEMPTS
-    return ATTEMPTS if is_collision(error) else 1
-
-
-def _remedy(error: Exception) -> str:
-    return "; run manage.py migrate" if "no such table: django_faktory" in str(error) else ""  # SQLite's message
-
-
-def error_code(error: Exception) -> object:
-    """Return the SQLSTATE or the server's error number; without either, the first argument of the error."""
-    cause = error.__cause__
-    return getattr(cause, "sqlstate", None) or getattr(cause, "pgcode", None) or (error.args[0] if error.args else None)
-
-
-def first_line(error: BaseException) -> str:
-    """Return the first line of the error's message, because drivers append details on further lines."""
-    text = str(error.args[-1] if error.args else error).strip()
-    return text.splitlines()[0] if text else type(error).__name__

@@ -12,7 +12,7 @@ from django.core.management.base import BaseCommand, CommandError, CommandParser
 from django.db import Error as DatabaseError
 
 from ...errors import BrokerUnavailable, FaktoryError
-from ...store.transactions import first_line
+from ...store.database_errors import first_line
 from ...tasks.compat import InvalidTask
 from ..cli.screen import Screen, clean
 from ..cli.subcommand import UNAVAILABLE, WRONG, Invocation

@@ -21,8 +21,9 @@ from ...core.logs import get_logger
 from ...errors import BrokerUnavailable, FaktoryError, InvalidCron
 from ...models import Job
 from ...models.cron import CronEntry, CronRun
+from ..database_errors import first_line
 from ..dialects import clock_of
-from ..transactions import first_line, run
+from ..transactions import run
 
 logger = get_logger(__name__)
 

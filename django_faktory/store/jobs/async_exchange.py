@@ -19,9 +19,9 @@ from ...core.in_flight import InFlightExchange
 from ...core.payloads import ExchangeReply, Reservation
 from ...errors import BrokerUnavailable
 from .. import transactions
+from ..database_errors import first_line
 from ..dialects import dialect_of
 from ..dialects.base import AckResult, ClaimPlan, Dialect, LoopSession
-from ..transactions import first_line
 from .exchanges import NO_CLAIM, Exchange, execute
 from .pushes import order_jobs
 
