@@ -17,7 +17,6 @@ from django.utils.module_loading import import_string
 
 from .. import conf
 from ..core.locket import Locket
-from ..store.shared_reads import EXACT
 from .base import Broker
 
 if TYPE_CHECKING:
@@ -58,7 +57,7 @@ def serving_broker(announce: Callable[[str, Collection[str]], None], recorder: R
     if conf.get("BROKER") != "orm":
         return get_broker()
     # Not cached: its options differ from those of `get_broker`, and a server creates it once.
-    return _orm_broker(announce=announce, announces_in_thread=True, number_reuse=EXACT, recorder=recorder)
+    return _orm_broker(announce=announce, announces_in_thread=True, recorder=recorder)
 
 
 def working_broker(recorder: Recorder) -> Broker:

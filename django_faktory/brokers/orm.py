@@ -57,7 +57,6 @@ from ..store.jobs import (
 from ..store.jobs.unanswered_claims import ClaimNumbers
 from ..store.locks import locks
 from ..store.notifier.postgresql import ANY_QUEUE
-from ..store.shared_reads import Reuse
 from ..store.statistics import counts
 from ..store.transactions import limited_lock_wait
 from .base import Broker, LoopConnection, Result, Transaction
@@ -101,7 +100,6 @@ class OrmBroker(Broker):
         commit_within_s: float = batches.COMMIT_WITHIN_S,
         announce: Callable[[str, Collection[str]], None] = notifier.announce,
         announces_in_thread: bool = False,
-        number_reuse: Reuse | None = None,
         remember_queue_s: float = REMEMBER_QUEUE_S,
         locket: Locket = _NO_LOCKET,
         recorder: Recorder | None = None,
@@ -117,8 +115,6 @@ class OrmBroker(Broker):
         self.commit_within_s = commit_within_s
         self._announce = announce
         self._announces_in_thread = announces_in_thread  # in a thread of its own: no caller waits for it
-        # INFO and QUEUE LATENCY serve clients that poll, so a server shares their reads: see `store.shared_reads`.
-        self._number_reuse = number_reuse
         self._remember_queue_s = remember_queue_s
         self._metrics = MetricsHook(recorder, alias)
         self._known_queues: set[str] = set()
@@ -430,10 +426,6 @@ class OrmBroker(Broker):
             self._known_queues.clear()
 
     def latency(self, queues_: Sequence[str]) -> dict[str, float]:
-        # Clients that poll share one result, so that their number does not multiply the counting
-        # (`store.shared_reads`).
-        if self._number_reuse is not None:
-            return queues.shared_latency(queues_, using=self.alias, reuse=self._number_reuse)
         return queues.latency(queues_, using=self.alias)
 
     def flush(self, *, should_continue: Callable[[], bool] = lambda: True) -> None:
@@ -475,11 +467,7 @@ class OrmBroker(Broker):
         return batches.status(bid, using=self.alias)
 
     def info(self) -> dict[str, Any]:
-        timeout_s = self.worker_timeout_s
-        # INFO is exact (W22): a result that was read before the command serves only if reading is slow (ADR 0031).
-        if self._number_reuse is not None:
-            return counts.shared_counts(using=self.alias, worker_timeout_s=timeout_s, reuse=self._number_reuse).info()
-        return counts.snapshot(using=self.alias, worker_timeout_s=timeout_s)
+        return counts.snapshot(using=self.alias, worker_timeout_s=self.worker_timeout_s)
 
     def close(self) -> None:
         connections[self.alias].close()

@@ -41,6 +41,7 @@ from .login_throttle import LoginThrottle
 from .long_commands import CommandScheduler
 from .may_block import MayBlock, Work, execute_each, execute_set, execute_waiting, weight_of
 from .prefetch_buffer import PrefetchBuffer
+from .reads import Read, Reads, compute_rest_s
 from .tls_transport import ConnectionFactory
 from .tuning import DEFAULT_TUNING, Tuning
 from .uncertain_batches import UncertainBatches
@@ -221,9 +222,11 @@ class Server:
         """Execute a call that may meet another transaction's lock. `subjects` name the rows it may wait for."""
         self.lock_waits.submit(MayBlock(work, subjects, is_repeatable=is_repeatable), answer)
 
-    def read(self, connection: ConnectedClient, work: Callable[[], Any], answer: Callable[[Any], object]) -> None:
-        """Execute a read-only call, unless the client has disconnected. Equal calls of a set run once."""
-        self._read_queue.submit((connection, work), answer)
+    def read(
+        self, connection: ConnectedClient, answer: Callable[[Any], object], method: Callable[..., Any], *args: Any
+    ) -> None:
+        """Execute a read-only call, unless the client has disconnected. Equal calls that wait share one read."""
+        self._read_queue.submit(Read(connection, (method, args), time.monotonic()), answer)
 
     def _subjects_of(self, jid: str) -> list[str]:
         bid = self.deliveries.batch_of(jid)
@@ -323,8 +326,12 @@ class Server:
         self._fail_queue: CommitQueue[MayBlock, Any] = CommitQueue("fail", in_sets, **common)
         self._heartbeat_queue: CommitQueue[MayBlock, Any] = CommitQueue("heartbeat", in_sets, **common)
         self._confirm_queue: CommitQueue[Callable[[], Any], Any] = CommitQueue("confirm", one_by_one, **common)
-        self._read_queue: CommitQueue[_Read, Any] = CommitQueue(
-            "read", partial(_read_each, reset=self.broker.close), weigh=lambda _: READ_WEIGHT, **common
+        self._read_queue: CommitQueue[Read, Any] = CommitQueue(
+            "read",
+            Reads(self.broker.close).execute,
+            weigh=lambda _: READ_WEIGHT,
+            pause_s=lambda _, ran_s: 0.0 if self._is_stopping else compute_rest_s(ran_s),
+            **common,
         )
         self.long_work: CommitQueue[Callable[[], Any], Any] = CommitQueue(
             "long", one_by_one, width=WIDTH, weigh=lambda _: MAX_SET_WEIGHT, **common
@@ -470,19 +477,6 @@ class Server:
                 self.fetch_queue.wake(queues)
 
         self.execute_blocking(lambda: self.broker.release(jobs), answer, [f"jid:{job.jid}" for job in jobs])
-
-
-_Read = tuple[ConnectedClient, Callable[[], Any]]
-
-
-def _read_each(reads: list[_Read], *, reset: Callable[[], None]) -> list[Any]:
-    """Return the answer of each call. Equal calls (INFO) run once; calls of disconnected clients are skipped."""
-    distinct = list(dict.fromkeys(call for connection, call in reads if not connection.is_disconnected))
-    answers = dict(zip(distinct, execute_each(distinct, reset), strict=True))
-    return [answers.get(call, _DISCONNECTED) for _, call in reads]
-
-
-_DISCONNECTED = FaktoryError("the client has disconnected")
 
 
 _REMEDIES = {

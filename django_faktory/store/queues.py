@@ -7,7 +7,6 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Sequence
 from datetime import timedelta
-from functools import partial
 from typing import Any, NamedTuple
 
 from django.db.backends.base.base import BaseDatabaseWrapper
@@ -21,7 +20,6 @@ from ..models import Job, Limit, Queue
 from .chunks import chunks
 from .dialects import dialect_of
 from .dialects.base import JOB
-from .shared_reads import EXACT, Reuse, shared
 from .transactions import run
 
 QUEUE = Queue._meta.db_table  # noqa: SLF001  (documented)
@@ -181,12 +179,6 @@ def latency(queues: Sequence[str], *, using: str) -> dict[str, float]:
         return latencies
 
     return run(using, verb, atomic=False) if queues else {}
-
-
-def shared_latency(queues: Sequence[str], *, using: str, reuse: Reuse = EXACT) -> dict[str, float]:
-    """Return `latency`, shared by callers of this process with the same queues: see `shared_reads`."""
-    # Exact, so that a client that pushes and then asks for the latency finds its job (ADR 0031).
-    return shared((latency, *queues), partial(latency, queues, using=using), using=using, reuse=reuse)
 
 
 def read_waiting(names: Sequence[str], *, using: str, max_count: int = COUNTED) -> dict[str, Waiting]:

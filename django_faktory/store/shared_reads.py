@@ -14,32 +14,15 @@ from typing import Any, Generic, NamedTuple, TypeVar
 from django.db import connections
 
 KEPT_S = 1.0
-"""Minimum seconds a result is reused, unless the caller asks for an exact one."""
+"""Minimum seconds a result is reused."""
 
 COST = 10
 """A result is reused for this many times the duration of its read."""
 
-CHEAP_S = 0.01
-"""Duration in seconds below which a read is repeated for callers that ask for an exact result."""
-
 MAX_READS = 64
-"""Number of different reads that are kept; bounded because clients choose the names in QUEUE LATENCY."""
+"""Number of different reads that are kept; bounded because URLs choose what a page reads."""
 
 T = TypeVar("T")
-
-
-class Reuse(NamedTuple):
-    """How long the result of a read is reused: at least `kept_s`, and `cost` times the duration of the read."""
-
-    kept_s: float = KEPT_S
-    cost: float = COST
-    exact_below_s: float = 0.0
-    """Repeat reads that take less than this many seconds: only a read that began after the call counts."""
-
-
-DEFAULT_REUSE = Reuse()
-EXACT = Reuse(exact_below_s=CHEAP_S)
-"""For results that must not be from before the call, unless the read takes long."""
 
 
 class Result(NamedTuple):
@@ -64,21 +47,18 @@ class SharedRead(Generic[T]):
         self._is_reading = False
         self._latest: Result | None = None
 
-    def get(self, read: Callable[[], T], *, reuse: Reuse = DEFAULT_REUSE) -> T:
+    def get(self, read: Callable[[], T]) -> T:
         """Return the kept result if it is recent enough, otherwise the result of `read`.
 
-        A call that needs a new result of a cheap read waits at most `cost` times `exact_below_s` before the read.
         Raises the exception of `read`, also in the callers that waited.
         """
         called_at = time.monotonic()
         with self._condition:
-            while (result := self._find_usable(called_at, reuse)) is None:
-                pause_s = self._compute_pause_s(reuse)
-                if not self._is_reading and pause_s <= 0:
+            while (result := self._find_usable(called_at)) is None:
+                if not self._is_reading:
                     self._is_reading = True
                     break
-                # The end of a running read notifies; if none runs, the next read may begin after the pause.
-                self._condition.wait(None if self._is_reading else pause_s)
+                self._condition.wait()
         if result is None:
             result = self._read(read)
         if result.error is not None:
@@ -86,23 +66,14 @@ class SharedRead(Generic[T]):
         value: T = result.value
         return value
 
-    def _find_usable(self, called_at: float, reuse: Reuse) -> Result | None:
+    def _find_usable(self, called_at: float) -> Result | None:
         latest = self._latest
         # A read that began after the call is exact for this caller, however it ended.
         if latest is None or latest.began_at >= called_at:
             return latest
         if latest.error is not None:  # an error counts only for the callers that waited for it
             return latest if latest.ended_at >= called_at else None
-        if latest.took_s < reuse.exact_below_s:
-            return None
-        return latest if time.monotonic() - latest.began_at <= max(reuse.kept_s, reuse.cost * latest.took_s) else None
-
-    def _compute_pause_s(self, reuse: Reuse) -> float:
-        """Return the seconds until the next read may begin."""
-        latest = self._latest
-        if latest is None or latest.error is not None:
-            return 0.0
-        return latest.began_at + reuse.cost * latest.took_s - time.monotonic()
+        return latest if time.monotonic() - latest.began_at <= max(KEPT_S, COST * latest.took_s) else None
 
     def _read(self, read: Callable[[], T]) -> Result:
         began_at = time.monotonic()
@@ -124,7 +95,7 @@ _lock = threading.Lock()
 _reads: dict[tuple[str, Hashable], SharedRead[Any]] = {}
 
 
-def shared(key: Hashable, read: Callable[[], T], *, using: str, reuse: Reuse = DEFAULT_REUSE) -> T:
+def shared(key: Hashable, read: Callable[[], T], *, using: str) -> T:
     """Return the result of `read`, or a recent one with the same key and database; see `SharedRead.get`.
 
     Inside a transaction, which may see uncommitted rows, only call `read`.
@@ -137,7 +108,7 @@ def shared(key: Hashable, read: Callable[[], T], *, using: str, reuse: Reuse = D
         _reads[using, key] = shared_read  # moved to the end: the first key is the least recently used
         if len(_reads) > MAX_READS:
             del _reads[next(iter(_reads))]
-    result: T = shared_read.get(read, reuse=reuse)
+    result: T = shared_read.get(read)
     return result
 
 

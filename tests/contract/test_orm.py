@@ -1,15 +1,10 @@
 """The broker contract for OrmBroker, on the test database."""
 
 import pytest
-from django.db import connection
-from django.test.utils import CaptureQueriesContext
 
-from django_faktory.brokers import serving_broker
 from django_faktory.brokers.orm import OrmBroker
-from django_faktory.core.histograms import Recorder
 from django_faktory.core.payloads import Ack
 from django_faktory.models import Job, Queue
-from django_faktory.store.shared_reads import EXACT, Reuse
 from tests.contract.batch_contract import BatchContract
 from tests.contract.broker_contract import BrokerContract
 from tests.contract.management_contract import ManagementContract
@@ -78,30 +73,3 @@ class TestOrmBroker(BatchContract, ManagementContract, BrokerContract):
         OrmBroker("default").remove(["q"])
         broker.push([payload(queue="q")])
         assert Queue.objects.filter(name="q").exists()
-
-
-class TestSharingBroker(ManagementContract):
-    """A server's broker shares INFO and QUEUE LATENCY between callers: it returns a recent result unless the read is
-    cheap.
-    """
-
-    @pytest.fixture
-    def broker(self):
-        # Reads count as cheap even on a busy machine.
-        return OrmBroker("default", number_reuse=Reuse(cost=0, exact_below_s=60.0))
-
-    def test_info_and_latency_are_shared_between_callers(self):
-        broker = OrmBroker("default", number_reuse=Reuse(kept_s=60.0))
-        assert (broker.info()["queues"], broker.latency(["q"])) == ({}, {"q": 0.0})
-        broker.push([payload(queue="q")])
-        with CaptureQueriesContext(connection) as caught:
-            assert (broker.info()["queues"], broker.latency(["q"])) == ({}, {"q": 0.0})
-        assert len(caught) == 0
-
-    def test_cheap_reads_are_repeated_for_each_caller(self, broker):
-        assert broker.info()["queues"] == {}
-        broker.push([payload(queue="q")])
-        assert broker.info()["queues"] == {"q": 1}
-
-    def test_a_server_uses_a_sharing_broker(self):
-        assert serving_broker(lambda *_: None, Recorder())._number_reuse == EXACT

@@ -373,37 +373,6 @@ def test_a_second_pause_writes_nothing(django_assert_num_queries):
         assert queues.pause(names, using="default") == []
 
 
-class CountingBroker(OrmBroker):
-    """OrmBroker that counts its calls of `info`; the first one waits for `released`."""
-
-    def __init__(self):
-        super().__init__("default")
-        self.calls, self.began, self.released = 0, threading.Event(), threading.Event()
-
-    def info(self):
-        self.calls += 1
-        self.began.set()
-        assert self.released.wait(60)
-        return super().info()
-
-
-def test_reads_are_answered_five_at_a_time(serve):
-    """The event loop writes the answers of a set in one step, and an answer of QUEUE LATENCY may have 260 KB."""
-    broker = CountingBroker()
-    server = serve(broker)
-    clients = [RawClient.identified(server.address) for _ in range(12)]
-    clients[0].send("INFO")
-    assert broker.began.wait(60)
-    for client in clients[1:]:
-        client.send("INFO")
-    wait_until(lambda: server.command_count == 24)
-    broker.released.set()
-    assert all(client.reply() for client in clients)
-    assert broker.calls == 4, "equal reads of a set are one call: 1, 5, 5 and 1 reads"
-    for client in clients:
-        client.close()
-
-
 def test_the_server_pauses_a_client_after_each_run_of_refused_lines(connect, server, monkeypatch):
     """Without the pause, sixty such clients delayed a command of another client by 0.1 s."""
     resting = []

@@ -1,13 +1,12 @@
 """Reads that several callers of a process share."""
 
 import threading
-import time
 from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 
 from django_faktory.store import shared_reads
-from django_faktory.store.shared_reads import CHEAP_S, EXACT, SharedRead
+from django_faktory.store.shared_reads import SharedRead
 from tests.clocks import Clock
 from tests.waiting import wait_until
 
@@ -56,36 +55,6 @@ def test_frequent_polling_spends_about_a_tenth_of_the_time_reading(clock):
             one.get(reads)
             clock.now += takes_s / 10
         assert reads.count * takes_s < 0.12 * (clock.now - began_at)
-
-
-def test_an_exact_result_uses_a_read_started_after_the_request():
-    one, seen = SharedRead(), []
-
-    def read():
-        seen.append(time.monotonic())
-        return len(seen)
-
-    for _ in range(5):
-        asked_at = time.monotonic()
-        found = one.get(read, reuse=EXACT)
-        if seen[-1] < asked_at:  # the machine was so busy that the previous read took more than CHEAP_S
-            assert one._latest.took_s >= CHEAP_S
-        else:
-            assert found == len(seen)
-
-
-def test_an_exact_result_of_a_slow_read_is_reused_like_others(clock):
-    one, reads = SharedRead(), Reads(clock, 2 * CHEAP_S)
-    assert [one.get(reads, reuse=EXACT) for _ in range(3)] == [1, 1, 1]
-
-
-def test_exact_reads_are_spaced_by_ten_times_their_duration(clock):
-    one, reads = SharedRead(), Reads(clock, CHEAP_S / 2)
-    waits = []
-    one._condition.wait = lambda pause_s: (waits.append(pause_s), setattr(clock, "now", clock.now + pause_s))
-    assert [one.get(reads, reuse=EXACT) for _ in range(3)] == [1, 2, 3]
-    assert len(waits) == 2
-    assert all(0.8 * 10 * CHEAP_S / 2 < pause_s <= 10 * CHEAP_S / 2 for pause_s in waits)
 
 
 def test_concurrent_callers_share_one_read():

@@ -62,7 +62,7 @@ def status(server: ServerContext, connection: ConnectedClient, command: BatchAsk
         connection.finish(resp.outcome(result, lambda status: resp.bulk(format_status(status))))
 
     # Takes no lock, so it does not wait behind commands that do.
-    server.read(connection, partial(server.broker.batch_status, command.bid), answer)
+    server.read(connection, answer, server.broker.batch_status, command.bid)
     return None
 
 

@@ -251,7 +251,7 @@ def info(server: ServerContext, connection: ConnectedClient, command: Info) -> b
     def answer(result: dict[str, Any] | FaktoryError) -> None:
         connection.finish(resp.outcome(result, lambda numbers: resp.bulk(jsontext.encode(_info(server, numbers)))))
 
-    server.read(connection, server.broker.info, answer)
+    server.read(connection, answer, server.broker.info)
     return None
 
 

@@ -35,7 +35,7 @@ def track_get(server: ServerContext, connection: ConnectedClient, command: Track
     def answer(result: list[Tracked] | FaktoryError) -> None:
         connection.finish(resp.outcome(result, lambda tracked: resp.bulk(format_tracked(tracked[0]))))
 
-    server.read(connection, partial(server.broker.track_get, [command.jid]), answer)
+    server.read(connection, answer, server.broker.track_get, (command.jid,))
     return None
 
 

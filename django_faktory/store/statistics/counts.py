@@ -20,7 +20,7 @@ from ...models import Batch, Counter, Job, Queue, WorkerProcess
 from ..dialects import dialect_of
 from ..jobs import scan
 from ..queues import Waiting
-from ..shared_reads import DEFAULT_REUSE, Reuse, shared
+from ..shared_reads import shared
 from ..transactions import run
 from ..workers import living
 
@@ -158,18 +158,16 @@ def shared_bounded_counts(*, using: str, worker_timeout_s: float = 60) -> AllCou
     return _shared(read_bounded_counts, using, worker_timeout_s)
 
 
-def shared_counts(*, using: str, worker_timeout_s: float = 60, reuse: Reuse = DEFAULT_REUSE) -> AllCounts:
+def shared_counts(*, using: str, worker_timeout_s: float = 60) -> AllCounts:
     """Return `counts`, shared by the callers of this process: see `shared_reads`."""
     # Shared separately: callers of `shared_bounded_counts` do not wait for the portions of `read_exact_counts`.
-    result = _shared(read_bounded_counts, using, worker_timeout_s, reuse)
-    return result if result.is_complete else _shared(read_exact_counts, using, worker_timeout_s, reuse)
+    result = _shared(read_bounded_counts, using, worker_timeout_s)
+    return result if result.is_complete else _shared(read_exact_counts, using, worker_timeout_s)
 
 
-def _shared(
-    read: Callable[..., AllCounts], using: str, worker_timeout_s: float, reuse: Reuse = DEFAULT_REUSE
-) -> AllCounts:
+def _shared(read: Callable[..., AllCounts], using: str, worker_timeout_s: float) -> AllCounts:
     read_now = partial(read, using=using, worker_timeout_s=worker_timeout_s)
-    return shared((read, worker_timeout_s), read_now, using=using, reuse=reuse)
+    return shared((read, worker_timeout_s), read_now, using=using)
 
 
 def snapshot(*, using: str, worker_timeout_s: float = 60) -> dict[str, Any]:

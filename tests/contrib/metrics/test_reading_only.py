@@ -55,7 +55,6 @@ SMALL = counts.CountLimits(at_once=2, queues=1, portion=1)
 
 READS = {
     "INFO": lambda: OrmBroker(USING).info(),
-    "shared INFO": lambda: OrmBroker(USING, number_reuse=shared_reads.EXACT).info(),
     "INFO of large sets": lambda: counts.counts(using=USING, sizes=SMALL),
     "latency": lambda: OrmBroker(USING).latency(["mail", "q0"]),
     "waiting": lambda: queues.read_waiting(["mail", "q0"], using=USING),
