@@ -60,8 +60,7 @@ NEWEST_DJANGO = next(django for django in reversed(DJANGOS) if at_least(NEWEST, 
 
 def run_tests(session, django, environment, folders):
     """Install the package, print the versions, and run the tests."""
-    extras = EXTRAS if at_least(django, "6.0") else f"{EXTRAS},django52"
-    session.install("--quiet", "--editable", f".[{extras}]", f"django=={django}.*")
+    session.install("--quiet", "--editable", f".[{EXTRAS}]", f"django=={django}.*")
     session.run("python", "-c", "import sys, django; print('Python', sys.version, 'Django', django.get_version())")
     tag = "nox_" + "".join(char if char.isalnum() else "_" for char in session.name)
     command = [*PYTHON, "-m", "pytest", "-q", "--processes", "2", *(session.posargs or folders)]

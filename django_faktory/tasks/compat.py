@@ -29,7 +29,7 @@ elif find_spec("django_tasks"):
     InvalidTask = getattr(_exceptions, "InvalidTask", None) or _exceptions.InvalidTaskError
 else:
     raise ImproperlyConfigured(
-        "django_faktory: Django before 6.0 has no Tasks API; install its backport: pip install django-faktory[django52]"
+        "django_faktory: Django before 6.0 has no Tasks API; install its backport: pip install django-tasks"
     )
 
 if TYPE_CHECKING:
