@@ -31,7 +31,7 @@ setup:
 	@$(PYTHON) scripts/bootstrap.py --node --browser
 
 demo:
-	@$(PYTHON) scripts/bootstrap.py
+	@$(PYTHON) scripts/bootstrap.py --example
 	@.venv/bin/python scripts/demo.py $(if $(filter 1,$(ONCE)),--once)
 
 test: setup

@@ -17,7 +17,7 @@ from pathlib import Path
 ROOT = Path(__file__).resolve().parent.parent
 NODE_FOLDERS = (ROOT / "tests" / "interop" / "node", ROOT / "tests" / "browser" / "node")
 """Each has a package.json, whose description says why its package is needed."""
-EXTRAS = "dev,docs,postgres,redis"
+EXTRAS = ("dev", "docs", "example", "postgres", "redis")
 OLDEST = (3, 11)
 
 
@@ -27,17 +27,19 @@ def main():
     options = arguments()
     folder = ROOT / options.venv
     stamp = folder / "installed.json"
+    extras = extras_of_example() if options.example else EXTRAS
     wanted = {"place": [sys.version, str(ROOT)], "content": fingerprint(options)}
     found = read(stamp)
-    if found != wanted:
+    present = found.pop("extras", [])
+    if found != wanted or not set(extras) <= set(present):
         if folder.is_symlink():  # making it again empties the folder, which belongs to another checkout
             sys.exit(f"{options.venv} is a link to {folder.resolve()}, made for another checkout: remove the link")
         print_step(f"installing into {options.venv} (once; some minutes on a slow line)")
         if found.get("place") != wanted["place"]:
             make_venv(folder)
-        install(folder, options)
-        stamp.write_text(json.dumps(wanted))
-    if not has_mysqlclient(folder):
+        install(folder, options, extras)
+        stamp.write_text(json.dumps({**wanted, "extras": sorted({*extras, *(present if found == wanted else ())})}))
+    if not has_mysqlclient(folder) and (not options.example or database().startswith("mysql")):
         add_mysqlclient(folder)
     if options.node:
         for place in NODE_FOLDERS:
@@ -52,6 +54,7 @@ def arguments():
     parser = argparse.ArgumentParser(description="Create a virtual environment with everything that make needs.")
     parser.add_argument("--venv", default=".venv", help="its folder")
     parser.add_argument("--django", help="Django version, such as 6.1 (default: the newest that this Python supports)")
+    parser.add_argument("--example", action="store_true", help="only what the example project needs")
     parser.add_argument(
         "--node", action="store_true", help="also npm packages: a Faktory client and axe-core, for their tests"
     )
@@ -73,9 +76,19 @@ def read(stamp):
         return {}
 
 
-def install(folder, options):
+def extras_of_example():
+    """Return what the example project needs, with the driver of its database."""
+    needs_driver = database().startswith(("postgres", "pgsql"))
+    return ("example", *(["postgres"] if needs_driver else []), *(["redis"] if "REDIS_URL" in os.environ else []))
+
+
+def database():
+    return os.environ.get("DATABASE_URL", "")
+
+
+def install(folder, options, extras):
     django = [f"django=={options.django}.*"] if options.django else []
-    if pip(folder, "--editable", f"{ROOT}[{EXTRAS}]", *django) != 0:
+    if pip(folder, "--editable", f"{ROOT}[{','.join(extras)}]", *django) != 0:
         sys.exit(f"pip could not install this project into {options.venv} (see above); is there a network?")
 
 

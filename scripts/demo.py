@@ -60,19 +60,23 @@ def run(options):
     os.environ.update(environment)
     sys.path.insert(0, str(ROOT))
     options.logs.mkdir(exist_ok=True)
+    password = secrets.token_urlsafe(9)
+    print_step(f"shop    {shop}/")
+    print_step(f"admin   {shop}/admin/   login: admin   password: {password}")
+    print_step(f"faktory tcp://127.0.0.1:{faktory}   logs: {options.logs}/")
     manage = [sys.executable, "-u", str(ROOT / "manage.py")]
-    print_step("migrating the example project's database")
+    print_step("migrating the example project's database, then starting: some seconds")
     subprocess.run([*manage, "migrate", "--verbosity=0", "--skip-checks"], cwd=ROOT, check=True)
     django.setup()
-    password = admin_password()
+    set_admin_password(password)
     worker = [*manage, "runfaktory", f"127.0.0.1:{faktory}", "--processes=1", "--concurrency=4", "--no-reload"]
     server = [*manage, "runserver", "--noreload", f"127.0.0.1:{web}"]
-    with running("web", server, port=web, logs=options.logs) as check_web:
-        print_step(f"shop    {shop}/")
-        print_step(f"admin   {shop}/admin/   login: admin   password: {password}")
-        with running("runfaktory", worker, port=faktory, logs=options.logs) as check_worker:
-            print_step(f"faktory tcp://127.0.0.1:{faktory}   logs: {options.logs}/")
-            return put_jobs_through((check_web, check_worker), once=options.once, within_s=options.within)
+    with (
+        running("web", server, port=web, logs=options.logs) as check_web,
+        running("runfaktory", worker, port=faktory, logs=options.logs) as check_worker,
+    ):
+        print_step("jobs run")
+        return put_jobs_through((check_web, check_worker), once=options.once, within_s=options.within)
 
 
 def put_jobs_through(checks, *, once, within_s):
@@ -304,16 +308,14 @@ def free_port(wanted):
     sys.exit(f"no free port from {wanted} to {wanted + 99}")
 
 
-def admin_password():
+def set_admin_password(password):
     """Create the admin's login, or change its password: it is printed, so it must not stay valid."""
     from django.contrib.auth import get_user_model  # after django.setup()
 
     user, _ = get_user_model().objects.get_or_create(username="admin")
     user.is_staff = user.is_superuser = True
-    password = secrets.token_urlsafe(9)
     user.set_password(password)
     user.save()
-    return password
 
 
 def print_step(text):
