@@ -43,13 +43,17 @@ UNSEEN = OpenApiResponse(None, "Done. No body, because the user may not view the
 
 
 class AutoSchema(BaseAutoSchema):
-    """Add a problem response (RFC 9457) to the responses of every operation."""
+    """Add a problem response (RFC 9457) to every operation; drop the key of a row where the path has none."""
 
-    def get_operation(self, *args: Any, **kwargs: Any) -> Any:
-        """Return the operation with a default response for errors."""
-        operation = super().get_operation(*args, **kwargs)
+    def get_operation(self, path: str, *args: Any, **kwargs: Any) -> Any:
+        """Return the operation with a default response for errors, and path parameters that its path has."""
+        operation = super().get_operation(path, *args, **kwargs)
         # None: the operation is excluded from the document.
         if operation is not None:
+            # A view describes its key once, for all its operations; generators drop an operation with one too many.
+            parameters = operation.pop("parameters", [])
+            in_place = [one for one in parameters if one["in"] != "path" or f"{{{one['name']}}}" in path]
+            operation |= {"parameters": in_place} if in_place else {}
             problem_response = {
                 "description": "A problem (RFC 9457).",
                 "content": {"application/problem+json": {"schema": PROBLEM}},

@@ -32,7 +32,7 @@ from .problems import WrongState
 
 @describe(parameters=[OpenApiParameter("id", OpenApiTypes.INT64, "path", description="The limit's number.")])
 @extend_schema_view(
-    list=describe(summary="List limits, the newest first", parameters=[OpenApiParameter("id", exclude=True)]),
+    list=describe(summary="List limits, the newest first"),
     retrieve=describe(summary="Show a limit", responses=answers.LimitDetailSerializer),
 )
 class Limits(Resource):
@@ -77,7 +77,6 @@ class Limits(Resource):
         description="It applies at once, also to jobs that wait or run already.",
         request=inputs.NewLimitSerializer,
         responses={201: answers.LimitDetailSerializer, 204: UNSEEN},
-        parameters=[OpenApiParameter("id", exclude=True)],
     )
     def create(self, request: Request) -> Response:
         """Create a limit. Raises WrongState (409) if the limit already exists."""

@@ -25,7 +25,7 @@ from .paging import NewestFirst
 
 @describe(parameters=[OpenApiParameter("token", OpenApiTypes.INT64, "path", description="The lock's token.")])
 @extend_schema_view(
-    list=describe(summary="List locks, the newest first", parameters=[OpenApiParameter("token", exclude=True)]),
+    list=describe(summary="List locks, the newest first"),
     retrieve=describe(summary="Show a lock"),
 )
 class Locks(ListModelMixin, RetrieveModelMixin, Resource):

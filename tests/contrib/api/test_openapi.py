@@ -83,6 +83,18 @@ def test_each_documented_path_resolves_to_a_view(document):
         assert known is None or set(operations) <= set(known), template
 
 
+def test_each_operation_has_the_path_parameters_of_its_path(document):
+    """A client generator drops an operation that differs."""
+    different = [
+        f"{method} {path}"
+        for path, methods in document["paths"].items()
+        for method, operation in methods.items()
+        if sorted(one["name"] for one in operation.get("parameters", []) if one["in"] == "path")
+        != sorted(re.findall(r"\{(\w+)\}", path))
+    ]
+    assert different == []
+
+
 urlpatterns = [re_path(r"^deep/(?P<tenant>\w+)/jobs/", include("django_faktory.contrib.api.urls"))]
 
 
