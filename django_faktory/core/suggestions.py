@@ -5,8 +5,6 @@ from __future__ import annotations
 from collections.abc import Iterable
 from difflib import get_close_matches
 
-from ..errors import InvalidPayload
-
 _LONGEST = 100
 """Characters of a name that is compared: the time grows with its square, and a client chooses the name."""
 
@@ -25,18 +23,15 @@ def suggest(name: str, known: Iterable[str]) -> str:
     return f"; did you mean {closest}?" if closest else ""
 
 
-def refuse_unknown(names: Iterable[str], known: Iterable[str], *, within: str = "", also: Iterable[str] = ()) -> None:
-    """Raise InvalidPayload for the first name that is not known, with the known name that it resembles.
+def explain_unknown(name: str, known: Iterable[str], *, elsewhere: Iterable[str] = ()) -> str:
+    """Return what was expected in place of an unknown member: the name that it resembles, or all of them.
 
-    `also` has further names to suggest, such as members of another object: `filter.jids` is suggested for `jids`.
+    `elsewhere` has members of other objects, as paths: `filter.jids` is suggested for `jids`.
     """
     known = list(known)
-    if (unknown := next((name for name in names if name not in known), None)) is None:
-        return
-    elsewhere = {name.rpartition(".")[2]: name for name in also}
-    closest = find_closest(unknown, [*known, *elsewhere])
-    expected = f"did you mean {elsewhere.get(closest, closest)}?" if closest else f"expected {', '.join(known)}"
-    raise InvalidPayload(f"{within}unknown member {ascii(unknown)[:60]}; {expected or 'expected none'}")
+    paths = {path.rpartition(".")[2]: path for path in elsewhere}
+    closest = find_closest(name, [*known, *paths])
+    return f"did you mean {paths.get(closest, closest)}?" if closest else f"expected {', '.join(known) or 'none'}"
 
 
 def _normalize(name: str) -> str:

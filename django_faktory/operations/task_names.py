@@ -4,13 +4,16 @@ from __future__ import annotations
 
 from collections import defaultdict
 from difflib import get_close_matches
+from typing import Any
 
 from msgspec import structs
 
 from ..core.histograms import OTHER
 from ..core.queries import Pattern, Query
+from ..errors import UnknownJobType
 from ..store.statistics import histograms
-from ..tasks.base import registered
+from ..tasks import base
+from ..tasks.base import FaktoryTask, registered
 
 SUGGESTED = 5
 """Number of suggestions for one word."""
@@ -38,9 +41,21 @@ def expand_short_names(query: Query, *, using: str) -> Query:
     return structs.replace(query, tasks=tuple(tasks))
 
 
+def lookup(jobtype: str) -> FaktoryTask[..., Any]:
+    """Return a registered task. Raises UnknownJobType, which suggests the most similar task, for any other name."""
+    try:
+        return base.lookup(jobtype)
+    except UnknownJobType as error:
+        similar = _most_similar(jobtype, {task.jobtype for task in registered()})
+        raise UnknownJobType(f"{error}{f'; did you mean {similar[0]}?' if similar else ''}") from None
+
+
 def find_similar(word: str, *, using: str) -> list[str]:
     """Return tasks with the word in their name, or with a similar name or last part of the name."""
-    known = known_tasks(using=using)
+    return _most_similar(word, known_tasks(using=using))
+
+
+def _most_similar(word: str, known: set[str]) -> list[str]:
     lowered = word.lower()
     containing = sorted(name for name in known if lowered in name.lower())
     by_last_part: dict[str, list[str]] = defaultdict(list)

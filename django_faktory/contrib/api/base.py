@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Collection, Iterable, Mapping
 from typing import Any, ClassVar
 
 from django.contrib.auth.models import AnonymousUser
@@ -20,6 +20,7 @@ from rest_framework.views import APIView
 from rest_framework.viewsets import GenericViewSet
 
 from ...brokers import get_broker
+from ...core.suggestions import explain_unknown
 from ...models.permissions import may_see
 from .access import HasActionPermission, PasswordThrottle, ReadThrottle, WriteThrottle
 from .described import AutoSchema
@@ -37,6 +38,21 @@ class ApiView(APIView):
     renderer_classes: Any = (Json, BrowsableAPIRenderer)
     parser_classes = (BoundedJson,)
     schema: Any = AutoSchema()
+
+    def initial(self, request: Request, *args: Any, **kwargs: Any) -> None:
+        """Check the log-in, permission and rate, then refuse what this method does not read. Raises ValidationError."""
+        super().initial(request, *args, **kwargs)
+        refuse_unknown(request.query_params, self.get_parameters(), "parameter")
+        # A filter that is given twice would count once.
+        if repeated := [name for name, values in request.query_params.lists() if len(values) > 1]:
+            raise exceptions.ValidationError({repeated[0]: "expected once; separate several values with commas"})
+        if request.method in (*SAFE_METHODS, "DELETE"):
+            refuse_unknown(request.data, (), "member of the body")
+
+    def get_parameters(self) -> set[str]:
+        """Return the names of the query parameters of this method."""
+        # Of the browsable pages; a project may turn it off.
+        return set(filter(None, [self.settings.URL_FORMAT_OVERRIDE]))
 
     def get_exception_handler(self) -> Callable[..., Any]:
         """Return the handler that answers with problem details."""
@@ -95,6 +111,17 @@ class Resource(ApiView, GenericViewSet[Any]):
         # Otherwise `JobFilter` would search the recent jobs only, and the URL of an older job would be a 404.
         return super().filter_queryset(queryset) if self.action == "list" else queryset
 
+    def get_parameters(self) -> set[str]:
+        """Return the names of the query parameters of this action: filters and pages of a list."""
+        names = super().get_parameters()
+        if self.request.method == "DELETE":
+            names |= {"reason"}
+        if self.request.method in SAFE_METHODS and self.action != "retrieve":
+            names |= set(self.filterset_class.base_filters) if self.filterset_class else set()
+            if pages := self.pagination_class:
+                names |= {pages.cursor_query_param, pages.page_size_query_param}
+        return names
+
     @property
     def may_see(self) -> bool:
         """Return whether the user may see rows of this resource."""
@@ -115,9 +142,19 @@ class Resource(ApiView, GenericViewSet[Any]):
             partial=partial,
             context=self.get_serializer_context(),
         )
+        if source is None:
+            refuse_unknown(self.request.data, serializer.fields, "member")
         serializer.is_valid(raise_exception=True)
         validated: dict[str, Any] = serializer.validated_data
         return validated
+
+
+def refuse_unknown(names: Iterable[str], known: Collection[str], kind: str) -> None:
+    """Raise ValidationError for the first unknown name; without it, a misspelled guard would be ignored."""
+    for name in names:
+        if name not in known:
+            expected = explain_unknown(name, [one for one in known if one != "format"])
+            raise exceptions.ValidationError({ascii(name)[1:-1][:60]: f"unknown {kind}; {expected}"})
 
 
 def get_alias() -> str:

@@ -17,7 +17,7 @@ from rest_framework.response import Response
 from ...core.queries import Query
 from ...models import Job, JobQuerySet
 from ...models.permissions import forbidden_query_fields
-from ...operations import bulk
+from ...operations import bulk, task_names
 from ...operations.bulk import Verb
 from ...operations.edit import Changes, check_call, edit
 from ...operations.serializers import SHORT, whole_job_of
@@ -134,7 +134,7 @@ class Jobs(ListModelMixin, RetrieveModelMixin, Resource):
         using = get_alias()
         base.import_tasks()  # the web process may not have imported the tasks
         # A look-up among registered tasks: a request never causes the import of the name that it contains.
-        task = base.lookup(validated["task"])
+        task = task_names.lookup(validated["task"])
         args, kwargs = validated.get("args", []), validated["kwargs"]
         # Without this check a wrong argument would be noticed only when the job runs.
         check_call(task.jobtype, args, kwargs)

@@ -71,6 +71,10 @@ class OpenApi(ApiView, SpectacularAPIView):
         "OAS_VERSION": "3.1.0",
     }
 
+    def get_parameters(self) -> set[str]:
+        """Return the parameters of drf-spectacular too."""
+        return {*super().get_parameters(), "lang"}
+
     def _get_schema_response(self, request: Any) -> Any:
         """Return the document with the server URL, derived from the request path.
 

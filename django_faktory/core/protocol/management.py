@@ -5,7 +5,7 @@ Error messages begin like the original server's and add the remedy.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from typing import Any
 
 import msgspec
@@ -18,7 +18,7 @@ from ..json.fields import abbreviate
 from ..json.incremental import Incremental
 from ..mutation import COMMANDS, TARGETS, Mutation
 from ..payloads import queue_name
-from ..suggestions import refuse_unknown
+from ..suggestions import explain_unknown
 from .fields import decode_value, field, format_line, parse_strings
 from .limits import MAX_JIDS, WIDEST, check_count, check_length
 
@@ -101,13 +101,11 @@ def parse_mutate(text: str) -> Incremental[Mutate]:
     """
     yield from incremental.check_depth(text)
     members = yield from incremental.members(text, max_count=MAX_MEMBERS)
-    refuse_unknown(
-        members, ("cmd", "target", "filter"), within="invalid MUTATE: ", also=map("filter.{}".format, _FILTERS)
-    )
+    _refuse_unknown(members, ("cmd", "target", "filter"), elsewhere=[f"filter.{name}" for name in _FILTERS])
     raw_filter, filters = members.pop("filter", "null"), {}
     if raw_filter.startswith("{"):
         filters = yield from incremental.members(raw_filter, max_count=MAX_MEMBERS)
-        refuse_unknown(filters, _FILTERS, within="invalid MUTATE: filter: ")
+        _refuse_unknown(filters, _FILTERS, within="filter: ")
     elif raw_filter != "null":
         field("MUTATE", {"filter": decode_value(raw_filter)}, "filter", dict, {})
     raw_jids = filters.pop("jids", "null")
@@ -120,6 +118,14 @@ def parse_mutate(text: str) -> Incremental[Mutate]:
 
 
 _FILTERS = ("jids", "jobtype", "regexp")
+
+
+def _refuse_unknown(
+    members: Iterable[str], known: Iterable[str], *, within: str = "", elsewhere: Iterable[str] = ()
+) -> None:
+    if unknown := next((name for name in members if name not in known), None):
+        expected = explain_unknown(unknown, known, elsewhere=elsewhere)
+        raise InvalidPayload(f"invalid MUTATE: {within}unknown member {ascii(unknown)[:60]}; {expected}")
 
 
 def _build_mutate(members: dict[str, Any], filters: dict[str, Any], jids: list[str] | None) -> Mutate:

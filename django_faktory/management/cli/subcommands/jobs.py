@@ -15,11 +15,10 @@ from django.db.models.lookups import Exact
 
 from ....core.payloads import DEFAULT_QUEUE, queue_name, rfc3339
 from ....core.queries import parse_seconds
-from ....core.suggestions import suggest
 from ....errors import FaktoryError, InvalidPayload, UnknownJobType
 from ....models import Job, JobQuerySet
 from ....models.job import RECENT
-from ....operations import error_groups
+from ....operations import error_groups, task_names
 from ....operations.edit import call_of
 from ....operations.serializers import SHORT, job_of, whole_job_of
 from ....tasks import base, redaction
@@ -194,12 +193,11 @@ def _push(call: Invocation) -> int:
         require_known(call, "queue", [queue_name(options["queue"])], known_queue_names(call))
     delay = timedelta(seconds=parse_seconds(options["delay"], "--in")) if options["delay"] else None
     try:
-        task = base.lookup(options["task"])
+        task = task_names.lookup(options["task"])
     except UnknownJobType as error:
         # Probably a mistyped name: only the option says that another program has a task of this name.
         if not options["unregistered"]:
-            hint = suggest(options["task"], {task.jobtype for task in base.registered()})
-            raise Unsupported(f"{error}{hint}; for a worker in another language add --unregistered") from None
+            raise Unsupported(f"{error}; for a worker in another language add --unregistered") from None
         # As a client in another language would push it: no task here could check its arguments.
         jid = push(
             options["task"], *args, kwargs=kwargs, queue_name=options["queue"] or DEFAULT_QUEUE, run_after=delay,
