@@ -39,6 +39,7 @@ from django.template.loader import render_to_string
 from django.template.response import TemplateResponse
 from django.urls import URLPattern, path, reverse
 from django.utils.functional import SimpleLazyObject, cached_property
+from django.utils.http import url_has_allowed_host_and_scheme
 from django.utils.safestring import SafeString
 from django.utils.text import capfirst
 from django.utils.translation import gettext, override
@@ -133,8 +134,15 @@ def get_reason(request: HttpRequest) -> str:
     return request.POST.get("why", "").strip()[:500]
 
 
-def log_action(request: HttpRequest, rows: Iterable[Model], summary: StrOrPromise) -> None:
-    """Write a log entry for each row: the user, the action and the reason."""
+def back_to(request: HttpRequest, default: str) -> HttpResponseRedirect:
+    """Redirect to the page that the form names in `back`, if it is one of this site."""
+    page = request.POST.get("back", "")
+    is_own = url_has_allowed_host_and_scheme(page, {request.get_host()}, require_https=request.is_secure())
+    return HttpResponseRedirect(page if is_own else default)
+
+
+def log_action(request: HttpRequest, rows: Iterable[Model], summary: StrOrPromise, *, name: str = "") -> None:
+    """Write a log entry for each row: the user, the action and the reason. `name` is the row's name in the entry."""
     action_text = describe_action(request, summary)
     logged_rows = list(rows)
     if not logged_rows:
@@ -144,7 +152,7 @@ def log_action(request: HttpRequest, rows: Iterable[Model], summary: StrOrPromis
     # One INSERT for all rows. Django's column for the name of a row has 200 characters.
     LogEntry.objects.bulk_create(
         LogEntry(
-            user_id=user_id, content_type=content_type, object_id=row.pk, object_repr=str(row)[:200],
+            user_id=user_id, content_type=content_type, object_id=row.pk, object_repr=(name or str(row))[:200],
             action_flag=CHANGE, change_message=action_text,
         )
         for row in logged_rows
@@ -491,7 +499,12 @@ class FaktoryModelAdmin(AnyAdmin):
             note=note,
             button=button,
             # Hidden fields repeat the action and the selection, so that the confirmation posts the same request again.
-            hidden_fields=[("action", request.POST.get("action", "")), ("confirmed", "yes"), *selection],
+            hidden_fields=[
+                ("action", request.POST.get("action", "")),
+                ("confirmed", "yes"),
+                ("back", request.POST.get("back", "")),
+                *selection,
+            ],
             reason=get_reason(request),
             back_url=request.get_full_path(),
         )
@@ -500,6 +513,13 @@ class FaktoryModelAdmin(AnyAdmin):
         """Set the title to the plural name: Django's "select … to change" is wrong for a read-only list."""
         title = {"title": capfirst(str(self.opts.verbose_name_plural))}
         return super().changelist_view(request, _add_navigation(request, {**title, **(extra_context or {})}))
+
+    def response_action(self, request: HttpRequest, queryset: AnyQuerySet) -> HttpResponse | None:
+        """Return to the page that has the button, not to the list, if the form names it."""
+        response = super().response_action(request, queryset)
+        list_url = request.get_full_path()
+        is_done = isinstance(response, HttpResponseRedirect) and response.url == list_url
+        return back_to(request, list_url) if is_done else response
 
     def answer_get(self, request: HttpRequest, back_url: str) -> HttpResponse:
         """Answer a request other than POST to the address of an action: change nothing, redirect to its page.

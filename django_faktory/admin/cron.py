@@ -157,18 +157,18 @@ class CronStateFilter(admin.SimpleListFilter):
         return queryset
 
 
-def _pause(entry: CronEntry) -> str:
+def _pause(entry: CronEntry, _: HttpRequest) -> str:
     return (
         gettext("paused.") if cron_entries.pause([entry.pk], using=alias_of(entry)) else gettext("was paused already.")
     )
 
 
-def _resume(entry: CronEntry) -> str:
+def _resume(entry: CronEntry, _: HttpRequest) -> str:
     # Ticks during the pause are not run later.
     return gettext("resumed.") if cron_entries.resume([entry.pk], using=alias_of(entry)) else gettext("was not paused.")
 
 
-def _run_now(entry: CronEntry) -> str:
+def _run_now(entry: CronEntry, _: HttpRequest) -> str:
     return gettext("enqueued as %(job)s.") % {"job": cron.run_now(entry, using=alias_of(entry)).jid}
 
 

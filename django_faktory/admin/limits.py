@@ -10,6 +10,7 @@ from django.contrib import admin, messages
 from django.core.exceptions import ValidationError
 from django.db.models import Min, QuerySet, Sum
 from django.http import HttpRequest
+from django.utils.html import format_html
 from django.utils.safestring import SafeString
 from django.utils.translation import gettext
 from django.utils.translation import gettext_lazy as _
@@ -19,8 +20,8 @@ from ..errors import FaktoryError
 from ..models import Limit
 from ..store.limits import definitions
 from ..tasks import limits as task_limits
-from .base import CappedPaginator, alias_of
-from .formats import error_text, format_number, render_time, time_column
+from .base import CappedPaginator, alias_of, get_reason
+from .formats import error_text, format_number, render_time
 from .object_actions import ObjectAction, ObjectActionsMixin
 
 if TYPE_CHECKING:
@@ -88,17 +89,18 @@ def _require_task_name(limit: Limit) -> str:
     return str(limit.name)
 
 
-def _pause(limit: Limit) -> str:
-    is_changed = definitions.pause([_require_task_name(limit)], using=alias_of(limit))
+def _pause(limit: Limit, request: HttpRequest) -> str:
+    by, reason = request.user.get_username(), get_reason(request)
+    is_changed = definitions.pause([_require_task_name(limit)], using=alias_of(limit), by=by, reason=reason)
     return gettext("paused.") if is_changed else gettext("was paused already.")
 
 
-def _resume(limit: Limit) -> str:
+def _resume(limit: Limit, _: HttpRequest) -> str:
     is_changed = definitions.resume([_require_task_name(limit)], using=alias_of(limit))
     return gettext("resumed.") if is_changed else gettext("was not paused.")
 
 
-def _revert_edit(limit: Limit) -> str:
+def _revert_edit(limit: Limit, _: HttpRequest) -> str:
     is_changed = task_limits.revert_to_code(limit, using=alias_of(limit))
     return gettext("reset to the value in code.") if is_changed else gettext("was not edited.")
 
@@ -206,7 +208,10 @@ class LimitAdmin(ObjectActionsMixin):
         count = definitions.count_blocked_jobs(limit, using=alias_of(limit))
         return f"{format_number(count)}+" if count == definitions.MAX_COUNTED else format_number(count)
 
-    paused = time_column("paused_at", _("paused since"))
+    @admin.display(description=_("paused since"))
+    def paused(self, limit: Limit) -> SafeString | str:
+        """Return since when it is paused, by which user or program, and why."""
+        return format_html("{} {}", render_time(limit.paused_at), limit.pause_note) if limit.paused_at else "–"
 
     @admin.display(description=_("next start at"))
     def opens_at(self, limit: Any) -> SafeString | str:

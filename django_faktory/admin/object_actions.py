@@ -22,9 +22,9 @@ from .formats import StrOrPromise, error_text
 
 
 class ObjectAction(NamedTuple):
-    """An operation behind a button: `run(row)` returns the outcome as text, or raises FaktoryError."""
+    """An operation behind a button: `run(row, request)` returns the outcome as text, or raises FaktoryError."""
 
-    run: Callable[[Any], str]
+    run: Callable[[Any, HttpRequest], str]
     label: StrOrPromise
     done_label: StrOrPromise
     needs: str
@@ -95,12 +95,12 @@ class ObjectActionsMixin(FaktoryModelAdmin):
         action = self.object_actions[verb]
         for row in rows:
             try:
-                result = action.run(row)
+                result = action.run(row, request)
             except FaktoryError as error:
                 self.message_user(request, f"{row.name}: {error_text(error)}", messages.ERROR)
                 continue
             # One log entry per row and not per action, so that the row's history page has it.
-            log_action(request, [row], action.done_label)
+            log_action(request, [row], action.done_label, name=row.name)
             self.message_user(request, f"{row.name}: {result}", messages.SUCCESS)
 
     def _action_view(self, request: HttpRequest, object_id: str, verb: str) -> HttpResponse:

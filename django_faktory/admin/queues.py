@@ -3,11 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from functools import partial
 from typing import Any, ClassVar
 
 from django.contrib import admin, messages
-from django.contrib.admin.models import LogEntry
-from django.contrib.contenttypes.models import ContentType
 from django.db.models import QuerySet
 from django.http import HttpRequest, HttpResponse, HttpResponseRedirect
 from django.urls import reverse
@@ -26,10 +25,10 @@ from .base import (
     SafeChangeList,
     alias_of,
     format_capped,
+    get_reason,
     jobs_link,
     log_action,
     requires_permission,
-    translate_entry,
 )
 from .formats import StrOrPromise, format_age, format_number
 from .overview.data import QueueLine, build_queue_lines
@@ -37,8 +36,6 @@ from .overview.tasks import build_charts, build_line, build_period_tabs, read_pe
 
 MAX_RUNNING = 1000
 """Running jobs of a queue that its page counts."""
-PAUSED = gettext_noop("Paused")
-"""Beginning of the log entry of a pause."""
 
 
 class QueueList(SafeChangeList):
@@ -106,7 +103,6 @@ class QueueAdmin(ReadOnlyAdmin):
                 "line": line,
                 "limit": limit,
                 "running": _count_running(queue),
-                "pause": _read_pause(queue) if queue.paused_at else None,
                 "may_see_limits": may_see(request.user, "queue", "limit"),
                 "may_set_limits": may(request.user, "limit.add"),
                 **self._build_timings(request, queue),
@@ -144,12 +140,13 @@ class QueueAdmin(ReadOnlyAdmin):
     @admin.action(description=_("Pause queues"), permissions=["pause"])
     def pause(self, request: HttpRequest, queryset: QuerySet[Queue]) -> None:
         """Pause the queues; running jobs continue, pushed jobs wait."""
-        self._apply(request, queryset, bulk.pause, PAUSED)
+        pause = partial(bulk.pause, by=request.user.get_username(), reason=get_reason(request))
+        self._apply(request, queryset, pause, gettext_noop("Paused"), is_pause=True)
 
     @admin.action(description=_("Resume queues"), permissions=["resume"])
     def resume(self, request: HttpRequest, queryset: QuerySet[Queue]) -> None:
         """Resume the queues; workers are notified at once."""
-        self._apply(request, queryset, bulk.resume, gettext_noop("Resumed"))
+        self._apply(request, queryset, bulk.resume, gettext_noop("Resumed"), is_pause=False)
 
     @admin.action(description=_("Clear: discard all waiting jobs"), permissions=["clear"])
     def clear(self, request: HttpRequest, queryset: QuerySet[Queue]) -> HttpResponse | None:
@@ -167,13 +164,18 @@ class QueueAdmin(ReadOnlyAdmin):
         return HttpResponseRedirect(f"{reverse('admin:django_faktory_job_all')}?{params}")
 
     def _apply(
-        self, request: HttpRequest, queryset: QuerySet[Queue], change: Callable[[QueueQuerySet], int], summary: str
+        self,
+        request: HttpRequest,
+        queryset: QuerySet[Queue],
+        change: Callable[[QueueQuerySet], int],
+        summary: str,
+        *,
+        is_pause: bool,
     ) -> None:
         rows = list(queryset)
         # Exactly the rows that are logged: a second evaluation of `queryset` could match others.
         queues = Queue.objects.using(queryset.db).filter(pk__in=[row.pk for row in rows])
         changed = change(queues)
-        is_pause = change is bulk.pause
         if changed:  # else another user was faster
             log_action(request, [row for row in rows if (row.paused_at is None) == is_pause], summary)
         message = ngettext("%(done)s: %(number)s queue.", "%(done)s: %(number)s queues.", changed)
@@ -201,14 +203,3 @@ def _read_limits(rows: list[Any]) -> dict[str, Limit]:
 def _count_running(queue: Queue) -> str:
     jobs = Job.objects.using(alias_of(queue)).working().filter(queue=queue.name)
     return format_capped(jobs.count_up_to(MAX_RUNNING + 1), MAX_RUNNING)
-
-
-def _read_pause(queue: Queue) -> LogEntry | None:
-    """Return the admin's log entry of the pause, None if the queue was paused elsewhere."""
-    content_type = ContentType.objects.get_for_model(Queue)
-    entries = LogEntry.objects.filter(content_type=content_type, object_id=queue.pk).select_related("user")
-    latest = entries.order_by("-action_time", "-pk").first()
-    if latest is None or not latest.change_message.startswith(PAUSED):
-        return None
-    latest.change_message = translate_entry(latest.change_message)
-    return latest

@@ -258,8 +258,11 @@ class ManagementBroker(ABC):
         """Return how many seconds the oldest enqueued job of each queue has waited; 0.0 for an empty queue (W24)."""
 
     @abstractmethod
-    def pause(self, queues: Sequence[str] | None) -> None:
-        """Stop delivering jobs of these queues, or of all existing ones; an unknown name becomes a queue (W24)."""
+    def pause(self, queues: Sequence[str] | None, *, by: str = "", reason: str = "") -> None:
+        """Stop delivering jobs of these queues, or of all existing ones; an unknown name becomes a queue (W24).
+
+        `by` and `reason` are shown; `by` is this host and process if it is empty.
+        """
 
     @abstractmethod
     def resume(self, queues: Sequence[str] | None) -> None:

@@ -412,8 +412,8 @@ class OrmBroker(Broker):
             if changed and mutation.command == "requeue":
                 self._announce(self.alias, {ANY_QUEUE})
 
-    def pause(self, queues_: Sequence[str] | None) -> None:
-        queues.pause(queues_, using=self.alias)
+    def pause(self, queues_: Sequence[str] | None, *, by: str = "", reason: str = "") -> None:
+        queues.pause(queues_, using=self.alias, by=by, reason=reason)
 
     def resume(self, queues_: Sequence[str] | None) -> None:
         resumed = queues.resume(queues_, using=self.alias)

@@ -215,8 +215,8 @@ class RemoteBroker(Broker):
         for part in parts:
             self._execute(Mutate(part).line(), reply_timeout_s=LONG_REPLY_TIMEOUT_S)
 
-    def pause(self, queues: Sequence[str] | None) -> None:
-        """Pause queues. An original server cannot pause a queue that was never used."""
+    def pause(self, queues: Sequence[str] | None, *, by: str = "", reason: str = "") -> None:  # noqa: ARG002
+        """Pause queues; the server records this client. An original server cannot pause a queue never used."""
         self._execute_on_queues(PauseQueues, queues)
 
     def resume(self, queues: Sequence[str] | None) -> None:

@@ -495,6 +495,11 @@ def is_storable(text: str) -> bool:
         return False
 
 
+def make_storable(text: str) -> str:
+    """Replace the characters that a database refuses; see `is_storable`."""
+    return text.encode("utf-8", "replace").decode().replace("\x00", "\ufffd")
+
+
 def priority_from_wire(wire: int) -> int:
     """Convert 1..9 to -100..100 in steps of 25; 5 becomes 0."""
     return (wire - 5) * 25

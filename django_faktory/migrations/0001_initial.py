@@ -86,7 +86,9 @@ class Migration(migrations.Migration):
             name='Queue',
             fields=[
                 ('name', django_faktory.models.fields.ExactCharField(max_length=255, primary_key=True, serialize=False)),
-                ('paused_at', models.DateTimeField(blank=True, null=True)),
+                ('paused_at', models.DateTimeField(blank=True, help_text='While it is set, no job starts.', null=True)),
+                ('paused_by', models.CharField(db_default='', default='', help_text='The user or program.', max_length=255)),
+                ('pause_reason', models.CharField(db_default='', default='', max_length=500)),
                 ('used_at', models.DateTimeField(db_default=django.db.models.functions.datetime.Now(), editable=False, help_text='Last time that a job was pushed to it or waited in it, to the hour.')),
             ],
             options={
@@ -260,6 +262,8 @@ class Migration(migrations.Migration):
                 ('per', models.IntegerField(default=1, help_text='Length of the period in seconds.')),
                 ('burst', models.IntegerField(blank=True, help_text='Maximum number of starts at once after an idle time.', null=True)),
                 ('paused_at', models.DateTimeField(blank=True, help_text='While it is set, no job starts.', null=True)),
+                ('paused_by', models.CharField(db_default='', default='', help_text='The user or program.', max_length=255)),
+                ('pause_reason', models.CharField(db_default='', default='', max_length=500)),
                 ('origin', django_faktory.models.fields.ExactCharField(choices=[('code', 'Code'), ('edited', 'Edited'), ('admin', 'Admin')], default='admin', max_length=10)),
             ],
             options={

@@ -16,8 +16,8 @@ class Operations(NamedTuple):
     """Return positional arguments as they are stored."""
     execute: Callable[[str, Any], int]
     """Apply a bulk verb, such as "kill", to the jobs of a query set; return how many were changed."""
-    pause: Callable[[Any], int]
-    """Pause the queues of a query set; return how many were not paused before."""
+    pause: Callable[[Any, str, str], int]
+    """Pause the queues of a query set, by a user and for a reason; return how many were not paused before."""
     resume: Callable[[Any], int]
     """Resume the queues of a query set; return how many were paused."""
 

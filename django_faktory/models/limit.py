@@ -12,6 +12,7 @@ from django.utils.translation import gettext, gettext_noop, pgettext_lazy
 from ..core.limits import Allowance, Scope, rate_text
 from .fields import ExactCharField
 from .indexes import IndexWhereSet
+from .pausable import Pausable
 from .permissions import LIMIT_PERMISSIONS
 
 _SCOPES = [
@@ -21,8 +22,11 @@ _SCOPES = [
 ]
 
 
-class Limit(models.Model):
-    """A limit for a queue, a task or a key: jobs that run concurrently, starts per period, or a pause."""
+class Limit(Pausable):
+    """A limit for a queue, a task or a key: jobs that run concurrently, starts per period, or a pause.
+
+    The numbers are kept during a pause, and apply again after it.
+    """
 
     class Origin(models.TextChoices):
         """Source of the definition. An edit overrides code until it is reset."""
@@ -42,8 +46,6 @@ class Limit(models.Model):
     rate = models.IntegerField(null=True, blank=True, help_text="Maximum number of starts in a period.")
     per = models.IntegerField(default=1, help_text="Length of the period in seconds.")
     burst = models.IntegerField(null=True, blank=True, help_text="Maximum number of starts at once after an idle time.")
-    # Separate from the numbers, which apply again after the pause.
-    paused_at = models.DateTimeField(null=True, blank=True, help_text="While it is set, no job starts.")
     origin = ExactCharField(max_length=10, choices=Origin.choices, default=Origin.ADMIN)
 
     class Meta:

@@ -9,6 +9,7 @@ from django.db.models.functions import Now
 
 from .fields import ExactCharField
 from .hooks import operations
+from .pausable import Pausable
 from .permissions import QUEUE_PERMISSIONS
 
 
@@ -19,9 +20,12 @@ class QueueQuerySet(models.QuerySet["Queue"]):
         """Filter queues from which no job is fetched."""
         return self.filter(paused_at__isnull=False)
 
-    def pause(self) -> int:
-        """Stop delivering jobs of these queues; return how many were not paused before."""
-        return operations().pause(self)
+    def pause(self, *, by: str = "", reason: str = "") -> int:
+        """Stop delivering jobs of these queues; return how many were not paused before.
+
+        Pages show the reason and `by`, by default the host and process.
+        """
+        return operations().pause(self, by, reason)
 
     def resume(self) -> int:
         """Deliver jobs of these queues again; return how many were paused."""
@@ -32,11 +36,10 @@ class QueueQuerySet(models.QuerySet["Queue"]):
     pause.alters_data = resume.alters_data = True  # type: ignore[attr-defined]
 
 
-class Queue(models.Model):
+class Queue(Pausable):
     """A queue that was used, and whether it is paused. Jobs refer to it by name only, without a foreign key."""
 
     name = ExactCharField(max_length=255, primary_key=True)
-    paused_at = models.DateTimeField(null=True, blank=True)
     # Written once per hour at most: a push must not write the queue's row each time (ADR 0031).
     used_at = models.DateTimeField(
         db_default=Now(),

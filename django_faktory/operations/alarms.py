@@ -91,6 +91,13 @@ class Alarm(NamedTuple):
     """Time at which the condition began, as far as it is known."""
     affected: int
     """Number of jobs, runs or rows that are affected."""
+    note: str = ""
+    """Of a pause: who paused it, and why. Shown to users who may view the row."""
+
+    @property
+    def explanation(self) -> str:
+        """The note, if there is one, and the advice."""
+        return f"{gettext('Paused %(note)s.') % {'note': self.note}} {self.advice}" if self.note else self.advice
 
     @property
     def is_critical(self) -> bool:
@@ -163,11 +170,14 @@ def hide_names(alarms: Sequence[Alarm], may_see: Callable[[str], bool]) -> list[
 
     `may_see` returns whether the user has the view permission of a resource (ADR 0034).
     """
+    visible = [
+        alarm if may_see("queue") or alarm.kind != "paused-queue" else alarm._replace(note="") for alarm in alarms
+    ]
     return [
-        alarm._replace(subject="", text=str(_NAMELESS[alarm.kind].text))
+        alarm._replace(subject="", note="", text=str(_NAMELESS[alarm.kind].text))
         if alarm.kind in _NAMELESS and not may_see(_NAMELESS[alarm.kind].resource)
         else alarm
-        for alarm in alarms
+        for alarm in visible
     ]
 
 
@@ -311,7 +321,7 @@ def _find_paused_queues(reading: Reading) -> Iterator[Alarm]:
     if not reading.counts.paused:
         return
     rows = Queue.objects.using(reading.using).filter(paused_at__isnull=False).order_by("paused_at")
-    paused = dict(rows.values_list("name", "paused_at")[:QUEUES_AT_ONCE])
+    paused = {row.name: row for row in rows[:QUEUES_AT_ONCE]}
     sizes = queues.read_waiting(list(paused), using=reading.using, max_count=QUEUE_COUNTED)
     stuck = [name for name in paused if name in sizes and sizes[name].size]
     for name in stuck[:MAX_PER_KIND]:
@@ -322,8 +332,9 @@ def _find_paused_queues(reading: Reading) -> Iterator[Alarm]:
             text=gettext("Queue %(queue)s is paused; waiting: %(number)s")
             % {"queue": name, "number": _number(size) + ("+" if size == QUEUE_COUNTED else "")},
             advice=gettext("No worker gets its jobs until the queue is resumed."),
-            since=paused[name],
+            since=paused[name].paused_at,
             affected=size,
+            note=paused[name].pause_note,
         )
 
 
@@ -397,6 +408,7 @@ def _find_paused_tasks(reading: Reading) -> Iterator[Alarm]:
                 advice=gettext("No worker gets its jobs until the task is resumed."),
                 since=limit.paused_at,
                 affected=number,
+                note=limit.pause_note,
             )
 
 

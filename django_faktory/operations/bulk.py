@@ -120,9 +120,9 @@ def test_one(job: Job) -> bool:
     return execute(Verb.RETRY, Job.objects.using(using).filter(pk=job.pk)) == 1
 
 
-def pause(rows: QueueQuerySet) -> int:
+def pause(rows: QueueQuerySet, by: str, reason: str) -> int:
     """Stop delivering jobs of these queues; return how many were not paused before."""
-    return len(queues.pause(_names(rows), using=_writable_alias(rows)))
+    return len(queues.pause(_names(rows), using=_writable_alias(rows), by=by, reason=reason))
 
 
 def resume(rows: QueueQuerySet) -> int:

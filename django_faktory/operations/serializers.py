@@ -19,6 +19,7 @@ from ..core.payloads import BatchStatus, rfc3339
 from ..errors import InvalidCron, InvalidPayload
 from ..models import Batch, Job, JobLock, Limit, WorkerProcess
 from ..models.cron import CronEntry, CronRun
+from ..models.pausable import Pausable
 from ..tasks import redaction
 from ..tasks.results import log_of_success, runs_of
 from .alarms import Alarm
@@ -210,10 +211,20 @@ def limit_of(limit: Limit, in_use: int = 0, opens_at: datetime | None = None) ->
         "concurrency": limit.concurrency,
         "rate": None if limit.rate is None else rate_text(limit.rate, limit.per),
         "burst": limit.burst,
-        "is_paused": limit.paused_at is not None,
+        **pause_of(limit),
         "origin": limit.origin,
         "in_use": in_use,
         "opens_at": time_of(opens_at),
+    }
+
+
+def pause_of(row: Pausable) -> dict[str, Any]:
+    """Serialize the pause of a queue or a task."""
+    return {
+        "is_paused": row.paused_at is not None,
+        "paused_at": time_of(row.paused_at),
+        "paused_by": row.paused_by if row.paused_at else None,
+        "pause_reason": row.pause_reason if row.paused_at else None,
     }
 
 
@@ -240,6 +251,7 @@ def alarm_of(alarm: Alarm) -> dict[str, Any]:
         "advice": alarm.advice,
         "since": time_of(alarm.since),
         "affected": alarm.affected,
+        "note": alarm.note,
     }
 
 

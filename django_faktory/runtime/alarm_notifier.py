@@ -114,7 +114,7 @@ def build_body(due: Sequence[Alarm], resolved: Sequence[str]) -> str:
         since = f" (since {alarm.since:%Y-%m-%d %H:%M:%S %Z})" if alarm.since else ""
         lines += [
             f"{'CRITICAL' if alarm.is_critical else 'WARNING'}: {_one_line(alarm.text)}{since}",
-            alarm.advice,
+            alarm.explanation,
             "",
         ]
     if len(due) > SHOWN:

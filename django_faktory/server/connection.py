@@ -84,6 +84,12 @@ class Connection(asyncio.Protocol):
         """Whether replies can no longer be written."""
         return self._is_closed or self._transport is None
 
+    @property
+    def description(self) -> str:
+        """Name the client for people: host and process if its HELLO gave them, else its address."""
+        host, pid = self.identity.hostname, self.identity.pid
+        return (f"{host}:{pid}" if pid else host) or self._address
+
     # --- callbacks of the transport ---
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:

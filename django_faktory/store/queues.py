@@ -5,6 +5,8 @@ A pause is a column of the queue's row, which every claim reads.
 
 from __future__ import annotations
 
+import os
+import socket
 from collections.abc import Callable, Iterable, Sequence
 from datetime import timedelta
 from typing import Any, NamedTuple
@@ -16,6 +18,7 @@ from django.db.models.functions import Now
 from ..core.json import jsontext
 from ..core.lifecycle import State
 from ..core.limits import Scope
+from ..core.payloads import make_storable
 from ..models import Job, Limit, Queue
 from .chunks import chunks
 from .dialects import dialect_of
@@ -127,24 +130,31 @@ def forget_unused(
     return count, names[-1] if len(names) == portion_size else ""
 
 
-def pause(queues: Sequence[str] | None, *, using: str) -> list[str]:
+def pause(queues: Sequence[str] | None, *, using: str, by: str = "", reason: str = "") -> list[str]:
     """Stop claims of jobs from these queues, or from all known ones; return the queues not paused before.
 
-    A name that was never used becomes a queue.
+    A name that was never used becomes a queue. `by` and `reason` are shown: see `pause_columns`.
     """
     paused = Queue.objects.using(using).filter(paused_at__isnull=False)
     already_paused: set[str] = run(using, lambda _: set(paused.values_list("name", flat=True)), atomic=False)
     names = known_names(using=using) if queues is None else sorted(set(queues))
     names = [name for name in names if name not in already_paused]  # a second PAUSE writes nothing
+    columns = pause_columns(by, reason)
 
     def pause_names(names: Sequence[str]) -> None:
         rows = Queue.objects.using(using)
         rows.filter(name__in=names).update(used_at=Now())  # from now on `forget_unused` leaves these rows alone
         rows.bulk_create([Queue(name=name) for name in names], ignore_conflicts=True)
-        rows.filter(name__in=names, paused_at__isnull=True).update(paused_at=Now())
+        rows.filter(name__in=names, paused_at__isnull=True).update(paused_at=Now(), **columns)
 
     _run_in_chunks(names, pause_names, using)
     return names
+
+
+def pause_columns(by: str, reason: str) -> dict[str, str]:
+    """Return the columns of a pause, cut to their lengths. Without `by` it is this host and process."""
+    author = by or f"{socket.gethostname()}:{os.getpid()}"
+    return {"paused_by": make_storable(author)[:255], "pause_reason": make_storable(reason)[:500]}
 
 
 def read_paused(*, using: str) -> set[str]:

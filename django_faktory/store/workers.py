@@ -14,7 +14,7 @@ from django.db.models import BigIntegerField, Case, Count, Exists, F, OuterRef, 
 from django.db.models.functions import Now
 
 from ..core.lifecycle import State
-from ..core.payloads import Beat, WorkerIdentity, is_storable
+from ..core.payloads import Beat, WorkerIdentity, is_storable, make_storable
 from ..errors import FaktoryError, InvalidPayload, UnknownWorker
 from ..models import Job, WorkerProcess
 from .chunks import chunks
@@ -63,10 +63,10 @@ def _has_storable_wid(worker: WorkerIdentity) -> bool:
 def _build_row(worker: WorkerIdentity) -> WorkerProcess:
     return WorkerProcess(
         wid=worker.wid,
-        hostname=_make_storable(worker.hostname)[:255],
+        hostname=make_storable(worker.hostname)[:255],
         pid=max(-(2**63), min(worker.pid, 2**63 - 1)),
-        labels=[_make_storable(label) for label in worker.labels],
-        queues=[_make_storable(name) for name in worker.queues] if worker.threads else None,
+        labels=[make_storable(label) for label in worker.labels],
+        queues=[make_storable(name) for name in worker.queues] if worker.threads else None,
         threads=worker.threads or None,
     )
 
@@ -220,7 +220,3 @@ def _reply_to(wid: str, states: dict[str, str]) -> FaktoryError | str:
 
 def _clamp_kb(kb: int) -> int:
     return max(0, min(kb, 2**63 - 1))
-
-
-def _make_storable(text: str) -> str:
-    return text.encode("utf-8", "replace").decode().replace("\x00", "\ufffd")

@@ -32,13 +32,13 @@ class InvalidDefinition(NamedTuple):
     """True if the place itself is invalid, such as an unknown scope; False if the limit there is."""
 
 
-def pause(*tasks: FaktoryTask[..., Any] | str) -> list[str]:
+def pause(*tasks: FaktoryTask[..., Any] | str, by: str = "", reason: str = "") -> list[str]:
     """Stop jobs of these tasks from starting, on all workers; return the tasks that were not paused before.
 
     Running jobs continue, and jobs can be enqueued. Each argument is a task, or a name, which may
-    belong to a worker in another language.
+    belong to a worker in another language. Pages show the reason and `by`, by default the host and process.
     """
-    return limit_definitions.pause(map(_jobtype, tasks), using=conf.get("DATABASE"))
+    return limit_definitions.pause(map(_jobtype, tasks), using=conf.get("DATABASE"), by=by, reason=reason)
 
 
 def resume(*tasks: FaktoryTask[..., Any] | str) -> list[str]:

@@ -180,13 +180,3 @@ def test_a_rejected_outbox_job_is_shown_retried_and_deleted(admin_client):
     assert not OutboxEntry.objects.exclude(error="").exists()
     admin_client.post(reverse(page), {"action": "delete_selected", "_selected_action": [refused.pk], "post": "yes"})
     assert list(OutboxEntry.objects.all()) == [waits]
-
-
-def test_the_page_of_a_paused_queue_names_the_user_and_the_reason(admin_client):
-    queue = QueueFactory(name="mail")
-    JobFactory(queue="mail", working=True)
-    page = "admin:django_faktory_queue_changelist"
-    admin_client.post(reverse(page), {"action": "pause", "_selected_action": ["mail"], "why": "bad deploy"})
-    text = admin_client.get(reverse("admin:django_faktory_queue_change", args=[queue.pk])).content.decode()
-    assert "by admin: <bdi>Paused: bad deploy</bdi>" in text
-    assert 'state=working">1</a>' in text

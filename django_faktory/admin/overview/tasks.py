@@ -4,11 +4,15 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from datetime import datetime, timedelta
+from functools import partial
 from typing import Any, NamedTuple
 
 from django.contrib import messages
+from django.contrib.admin.models import LogEntry
+from django.contrib.contenttypes.models import ContentType
 from django.core.exceptions import PermissionDenied
-from django.http import Http404, HttpRequest, HttpResponse, HttpResponseRedirect
+from django.db.models import Q
+from django.http import Http404, HttpRequest, HttpResponse
 from django.urls import URLPattern, path, reverse
 from django.utils import timezone
 from django.utils.formats import date_format
@@ -27,13 +31,14 @@ from ...operations.alarms import MAX_FAILED_SHARE
 from ...operations.error_groups import group_failed
 from ...operations.timings import PERIODS, QUEUE, TASK, Period, Timing
 from ...store.limits import definitions
-from ..base import ReadOnlyAdmin, describe_action, jobs_link, log_action, row_link, translate_entry
+from ..base import ReadOnlyAdmin, back_to, get_reason, jobs_link, log_action, row_link, translate_entry
 from ..formats import StrOrPromise, format_latency, format_number
 from ..jobs.run_views import find_run_link
 from .charts import Chart, Latencies, LineChart, Mark, Point, build_chart, build_line_chart, build_marks
 from .data import FAILED_JOBS_READ
 
 CRON_SHOWN = 5
+HISTORY_SHOWN = 20
 
 
 class TimingLine(NamedTuple):
@@ -174,6 +179,7 @@ class TaskViews(ReadOnlyAdmin):
             failed_jobs_read=FAILED_JOBS_READ,
             sees_limits=sees_limits,
             limit=limit,
+            history=_read_history(name, limit) if sees_limits else None,
             may_pause=may(request.user, "limit.pause"),
             may_resume=may(request.user, "limit.resume"),
             entries=_read_entries(name, using) if may(request.user, "cronentry.view") else None,
@@ -190,22 +196,24 @@ class TaskViews(ReadOnlyAdmin):
             raise PermissionDenied
         using = conf.get("DATABASE")
         before = Limit.objects.using(using).filter(scope=Scope.TASK, name=name).first()
-        changed = (definitions.pause if verb == "pause" else definitions.resume)([name], using=using)
+        author = partial(definitions.pause, by=request.user.get_username(), reason=get_reason(request))
+        changed = (author if verb == "pause" else definitions.resume)([name], using=using)
         # A limit that was only a pause is deleted by the resume: the row before is logged.
         row = Limit.objects.using(using).filter(scope=Scope.TASK, name=name).first() or before
         done = gettext_noop("Paused") if verb == "pause" else gettext_noop("Resumed")
         if changed and row is not None:
-            log_action(request, [row], done)
-            text = translate_entry(describe_action(request, done)).rstrip(".")
-            self.message_user(request, f"{text}: {name}", messages.SUCCESS)
+            log_action(request, [row], done, name=name)
+            text = gettext("Task %(task)s is resumed.")
+            if verb == "pause":
+                text = gettext("Task %(task)s is paused: its jobs wait.")
+            self.message_user(request, text % {"task": name}, messages.SUCCESS)
         else:
             text = gettext("Nothing done: %(task)s was paused already.")
             if verb == "resume":
                 text = gettext("Nothing done: %(task)s was not paused.")
             self.message_user(request, text % {"task": name}, messages.WARNING)
-        return HttpResponseRedirect(
-            task_link(name) if self._may_see_tasks(request) else reverse("admin:django_faktory_overview_changelist")
-        )
+        overview_url = reverse("admin:django_faktory_overview_changelist")
+        return back_to(request, task_link(name) if self._may_see_tasks(request) else overview_url)
 
     def _may_see_tasks(self, request: HttpRequest) -> bool:
         return may_see(request.user, "overview", "tasks")
@@ -224,6 +232,20 @@ def _read_name(text: str) -> str:
 def build_period_tabs(period: Period, **parameters: str) -> list[tuple[StrOrPromise, str, bool]]:
     """Return label and address of each period, and whether it is the chosen one."""
     return [(one.label, f"?{urlencode({**parameters, 'period': one.name})}", one is period) for one in PERIODS.values()]
+
+
+def _read_history(name: str, limit: Limit | None) -> list[LogEntry]:
+    """Return the latest log entries about a task's limit and its pauses, newest first."""
+    # A limit that is only a pause is deleted by the resume: its entries are found by the name of the task.
+    pauses = Q(object_repr=name[:200]) & (
+        Q(change_message__startswith="Paused") | Q(change_message__startswith="Resumed")
+    )
+    of_row = Q(object_id=str(limit.pk)) if limit else Q()
+    entries = LogEntry.objects.filter(of_row | pauses, content_type=ContentType.objects.get_for_model(Limit))
+    latest = list(entries.select_related("user").order_by("-action_time", "-pk")[:HISTORY_SHOWN])
+    for entry in latest:
+        entry.change_message = translate_entry(entry.get_change_message())
+    return latest
 
 
 def _read_entries(name: str, using: str) -> list[Any]:

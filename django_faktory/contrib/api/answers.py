@@ -130,6 +130,7 @@ class AlarmSerializer(ShapedSerializer):
     advice = _text("Consequence and remedy.")
     since = _time("When it began, as far as it is known.")
     affected = _number("Jobs, runs or rows that are affected.")
+    note = _text("Of a pause: who paused it, and why; empty for other alarms.")
 
 
 class EnqueuedSerializer(Base):
@@ -165,6 +166,8 @@ class QueueSerializer(Base):
     latency_s = serializers.FloatField(read_only=True, help_text="Seconds its oldest job has waited.")
     is_paused = _flag("Whether workers get no jobs from it.")
     paused_at = _time("When it was paused.")
+    paused_by = _text("The user or program that paused it.", null=True)
+    pause_reason = _text("Why it was paused.", null=True)
 
 
 class ClearedQueueSerializer(Base):
@@ -317,6 +320,9 @@ class LimitSerializer(ShapedSerializer):
     rate = _text("Jobs that may start per period, such as 100/s.", null=True)
     burst = _number("Jobs that may start at once after an idle period.", null=True)
     is_paused = _flag("Whether no job may start.")
+    paused_at = _time("When it was paused.")
+    paused_by = _text("The user or program that paused it.", null=True)
+    pause_reason = _text("Why it was paused.", null=True)
     origin = _text("Where it is defined: code, edited (code, overridden here) or admin.")
     in_use = _number("Jobs that run under it.")
     opens_at = _time("When the next job that waits for the rate may start.")

@@ -6,6 +6,7 @@ Pausing a task is implemented as a limit of zero, so pause and resume are here a
 from __future__ import annotations
 
 from collections.abc import Mapping
+from functools import partial
 from typing import Any, ClassVar
 
 from drf_spectacular.types import OpenApiTypes
@@ -129,7 +130,9 @@ class Limits(Resource):
     @action(detail=False, methods=["post"])
     def pause(self, request: Request) -> Response:
         """Pause the tasks; a task that is already paused is not changed."""
-        return self._execute(request, definitions.pause, "Paused")
+        validated = self.read_input(inputs.TaskNamesSerializer)
+        pause = partial(definitions.pause, by=str(request.user), reason=validated["reason"])
+        return self._execute(request, validated, pause, "Paused")
 
     @describe_action(
         "Resume tasks",
@@ -140,10 +143,9 @@ class Limits(Resource):
     @action(detail=False, methods=["post"])
     def resume(self, request: Request) -> Response:
         """Resume the tasks; a task that is not paused is not changed."""
-        return self._execute(request, definitions.resume, "Resumed")
+        return self._execute(request, self.read_input(inputs.TaskNamesSerializer), definitions.resume, "Resumed")
 
-    def _execute(self, request: Request, change: Any, summary: str) -> Response:
-        validated = self.read_input(inputs.TaskNamesSerializer)
+    def _execute(self, request: Request, validated: Mapping[str, Any], change: Any, summary: str) -> Response:
         changed = change([task_limits.check_name("task", name) for name in validated["tasks"]], using=get_alias())
         # Without a row: a limit that is only a pause is deleted by a resume, so the entry names the task.
         for name in changed:

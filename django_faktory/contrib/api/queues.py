@@ -13,7 +13,7 @@ from rest_framework.response import Response
 from ...brokers import get_broker
 from ...errors import FaktoryError
 from ...models import Queue
-from ...operations.serializers import time_of
+from ...operations.serializers import pause_of
 from ...store import queues as store_queues
 from . import answers, inputs
 from .base import Resource, get_alias
@@ -72,7 +72,7 @@ class Queues(Resource):
         """Pause the queue; nothing changes if it is already paused."""
         validated, queue = self.read_input(inputs.ReasonSerializer), self.get_object()
         # Through the broker, so that it has the effects of the protocol's QUEUE PAUSE (W24).
-        get_broker().pause([queue.name])
+        get_broker().pause([queue.name], by=str(request.user), reason=validated["reason"])
         return self._finish_action(request, queue, "Paused", validated["reason"])
 
     @describe_action("Resume a queue", "Workers get its jobs again.", answers.QueueSerializer, shows_row=True)
@@ -130,8 +130,7 @@ def _serialize_page(page: Any) -> Any:
             "size": waiting[queue.name].size,
             "is_more": waiting[queue.name].size >= max_count,
             "latency_s": round(waiting[queue.name].latency_s, 3),
-            "is_paused": queue.paused_at is not None,
-            "paused_at": time_of(queue.paused_at),
+            **pause_of(queue),
         }
         for queue in page
     ]

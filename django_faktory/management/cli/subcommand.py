@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 import argparse
+import getpass
+import os
+import socket
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from typing import Any
@@ -67,6 +70,20 @@ class Invocation:
         if query.tasks:
             import_tasks()
         return query if self.alias is None else task_names.expand_short_names(query, using=self.alias)
+
+
+def operator() -> str:
+    """Return the user and the host of this command, to record next to what it does."""
+    try:
+        user = getpass.getuser()
+    except (KeyError, OSError):  # a container may run as a user without an entry
+        user = str(os.getuid())
+    return f"{user}@{socket.gethostname()}"
+
+
+def add_reason(parser: argparse.ArgumentParser) -> None:
+    """Add the option --reason of a pause."""
+    parser.add_argument("--reason", default="", metavar="TEXT", help="Why it is paused; shown on pages and in alarms.")
 
 
 def require_known(call: Invocation, kind: str, names: Iterable[str], known: Iterable[str]) -> None:

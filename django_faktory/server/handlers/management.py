@@ -33,7 +33,8 @@ def pause(server: ServerContext, connection: ConnectedClient, command: PauseQueu
     if refusal := _refusal("QUEUE PAUSE"):
         return refusal
     # One subject for all queues: such commands are rare, so they may wait for each other.
-    server.execute_blocking(partial(server.broker.pause, command.queues), _answer(server, connection), ["queues"])
+    work = partial(server.broker.pause, command.queues, by=connection.description)
+    server.execute_blocking(work, _answer(server, connection), ["queues"])
     return None
 
 

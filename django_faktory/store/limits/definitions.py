@@ -18,6 +18,7 @@ from ...core.lifecycle import State
 from ...core.limits import Allowance, Scope, family_of
 from ...models import Job, Limit, Limiter
 from ..dialects import clock_of
+from ..queues import pause_columns
 from ..transactions import run
 from . import limiters
 
@@ -52,10 +53,10 @@ def save_limit(scope: str, name: str, allowance: Allowance, *, using: str, origi
     return _apply_to_jobs(run(using, verb), using)
 
 
-def pause(names: Iterable[str], *, using: str) -> list[str]:
+def pause(names: Iterable[str], *, using: str, by: str = "", reason: str = "") -> list[str]:
     """Stop jobs of these tasks from starting; return the tasks that were not paused before.
 
-    Running jobs continue.
+    Running jobs continue. `by` and `reason` are shown: see `queues.pause_columns`.
     """
     paused: list[str] = []
     for name in sorted(set(names)):
@@ -67,7 +68,7 @@ def pause(names: Iterable[str], *, using: str) -> list[str]:
                 limit = _insert(connection, Limit(scope=Scope.TASK, name=name, paused_at=now))
             elif limit.paused_at is not None:
                 return False
-            limit.paused_at = now
+            limit.paused_at, limit.paused_by, limit.pause_reason = now, *pause_columns(by, reason).values()
             _save(connection, limit)
             return True
 

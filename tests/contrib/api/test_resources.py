@@ -35,7 +35,7 @@ def last_words():
 
 
 def test_queues_report_size_latency_and_pause_state(as_root):
-    QueueFactory(name="empty", paused_at=T0)
+    QueueFactory(name="empty", paused_at=T0, paused_by="anna", pause_reason="relay down")
     QueueFactory(name="mail")
     JobFactory(queue="mail", enqueued_at=timezone.now() - timedelta(seconds=100))
     empty, mail = as_root("GET", "queues/").data["results"]
@@ -46,6 +46,8 @@ def test_queues_report_size_latency_and_pause_state(as_root):
         "latency_s": 0.0,
         "is_paused": True,
         "paused_at": "2026-05-01T12:00:00Z",
+        "paused_by": "anna",
+        "pause_reason": "relay down",
     }
     assert (mail["size"], mail["is_paused"], 99 < mail["latency_s"] < 160) == (1, False, True)
     assert as_root("GET", "queues/mail/").data["size"] == 1

@@ -249,3 +249,9 @@ def test_the_number_of_workers_is_the_same_on_every_node(serve, open_client):
     for node in (here, there):
         info = json.loads(open_client(node).ask("INFO"))["faktory"]
         assert info["tasks"]["Workers"] == {"reaped": 0, "size": 2}
+
+
+@pytest.mark.parametrize(("hello", "by"), [({"hostname": "web-1", "pid": 77}, "web-1:77"), ({}, "127.0.0.1")])
+def test_a_pause_records_the_client_that_asked_for_it(connect, hello, by):
+    assert connect(**hello).ask("QUEUE PAUSE mail") == b"+OK"
+    assert Queue.objects.values_list("paused_by", "pause_reason").get() == (by, "")

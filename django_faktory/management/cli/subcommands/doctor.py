@@ -20,9 +20,9 @@ def _doctor(call: Invocation) -> int:
     if call.screen.is_json or not found:
         call.screen.result({"alarms": documents}, "No problems found.")
     else:
-        for alarm in documents:
-            call.screen.line(format_alarm(alarm))
-            call.screen.line(f"          {alarm['advice']}")
+        for alarm, document in zip(found, documents, strict=True):
+            call.screen.line(format_alarm(document))
+            call.screen.line(f"          {alarm.explanation}")
     return PARTLY if any(alarm.is_critical for alarm in found) else OK
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+from functools import partial
 from typing import Any
 
 from ....core.limits import Allowance, InvalidLimit, Scope
@@ -14,7 +15,17 @@ from ....operations.serializers import limit_of
 from ....store.limits import definitions
 from ....tasks import limits as task_limits
 from ....tasks.base import import_tasks
-from ..subcommand import NOTHING, OK, Invocation, Subcommand, Unsupported, known_queue_names, require_known
+from ..subcommand import (
+    NOTHING,
+    OK,
+    Invocation,
+    Subcommand,
+    Unsupported,
+    add_reason,
+    known_queue_names,
+    operator,
+    require_known,
+)
 
 _VERBS = ("list", "set", "remove", "pause", "resume")
 
@@ -25,6 +36,7 @@ def _arguments(parser: argparse.ArgumentParser) -> None:
         "names", nargs="*", metavar="NAME", help="set: task|queue|key NAME LIMIT…; remove: SCOPE NAME; pause: tasks."
     )
     parser.add_argument("--new", action="store_true", help="set, pause: accept names of tasks and queues not used yet.")
+    add_reason(parser)
 
 
 def _limits(call: Invocation) -> int:
@@ -41,9 +53,9 @@ def _limits(call: Invocation) -> int:
             case (("pause" | "resume"), [_, *_]):
                 tasks = [task_limits.check_name(Scope.TASK, name) for name in names]
                 _require_known_names(call, Scope.TASK, tasks, using)
-                return _print_changed(
-                    call, verb, (definitions.pause if verb == "pause" else definitions.resume)(tasks, using=using)
-                )
+                pause = partial(definitions.pause, by=operator(), reason=call.options["reason"])
+                change = pause if verb == "pause" else definitions.resume
+                return _print_changed(call, verb, change(tasks, using=using))
     except InvalidLimit as error:  # names the field; the subcommand adds where it was given
         raise Unsupported(f"limits {verb}: {error}") from None
     raise Unsupported(f"limits {verb}: expected {_EXPECTED[verb]}")

@@ -7,7 +7,7 @@ from typing import Any
 
 from ....models import Queue
 from ..screen import quantity, span
-from ..subcommand import NOTHING, OK, Invocation, Subcommand, Unsupported, require_known
+from ..subcommand import NOTHING, OK, Invocation, Subcommand, Unsupported, add_reason, operator, require_known
 
 QUEUE_HEADS = ("QUEUE", "SIZE", "LATENCY", "STATE")
 """Heads of a table whose rows are `queue_line`."""
@@ -53,6 +53,11 @@ def _name_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--new", action="store_true", help="Accept names of queues that were never used.")
 
 
+def _pause_arguments(parser: argparse.ArgumentParser) -> None:
+    _name_arguments(parser)
+    add_reason(parser)
+
+
 def _clear_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("names", nargs="+", metavar="QUEUE", help="The queues.")
     parser.add_argument("--yes", action="store_true", help="Skip the question.")
@@ -85,7 +90,13 @@ def _change(call: Invocation) -> int:
     # A misspelt name would become a new queue, and the intended one would run on.
     require_known(call, "queue", names, known)
     # None means all queues that exist by then, not only those that were just listed.
-    (call.broker.pause if call.name == "pause" else call.broker.resume)(None if is_all else names)
+    target = None if is_all else names
+    if call.name == "pause":
+        if call.options["reason"] and call.alias is None:
+            raise Unsupported("pause: the protocol sends no reason to a Faktory server; leave out --reason")
+        call.broker.pause(target, by=operator(), reason=call.options["reason"])
+    else:
+        call.broker.resume(target)
     # Without the table, it is not known which queues were paused before.
     changed = names
     if call.alias:
@@ -96,7 +107,7 @@ def _change(call: Invocation) -> int:
 
 SUBCOMMANDS = (
     Subcommand("queues", "Show queues: size, latency, pauses.", _queues),
-    Subcommand("pause", "Pause queues.", _change, _name_arguments),
+    Subcommand("pause", "Pause queues.", _change, _pause_arguments),
     Subcommand("resume", "Resume queues.", _change, _name_arguments),
     Subcommand("clear", "Remove the waiting jobs of queues.", _clear, _clear_arguments),
 )
