@@ -21,8 +21,9 @@ from ..models.proxies import Overview
 from ..tasks import redaction
 from . import batches, cron, gearmonkey, labels, limits, locks  # noqa: F401  (importing them registers their pages)
 from .base import CappedPaginator as CappedPaginator  # (documented import location)
-from .base import FaktoryModelAdmin, LongText, ReadOnlyAdmin, log_action, long_text_column, requires_permission
+from .base import FaktoryModelAdmin, LongText, ReadOnlyAdmin, long_text_column, requires_permission
 from .formats import format_number, time_column
+from .history import log_action
 from .jobs.changelist import JobAdmin
 from .mixins import JobsOfObjectMixin as JobsOfObjectMixin
 from .overview.view import OverviewAdmin

@@ -17,11 +17,9 @@ from django.apps import apps
 from django.contrib import admin, messages
 from django.contrib.admin.filters import FieldListFilter
 from django.contrib.admin.helpers import ACTION_CHECKBOX_NAME, ActionForm
-from django.contrib.admin.models import CHANGE, LogEntry
 from django.contrib.admin.options import IncorrectLookupParameters
 from django.contrib.admin.utils import get_fields_from_path, quote, unquote
 from django.contrib.admin.views.main import ORDER_VAR, ChangeList
-from django.contrib.contenttypes.models import ContentType
 from django.core.exceptions import PermissionDenied
 from django.core.paginator import Paginator
 from django.db.models import Model, QuerySet
@@ -42,13 +40,14 @@ from django.utils.functional import SimpleLazyObject, cached_property
 from django.utils.http import url_has_allowed_host_and_scheme
 from django.utils.safestring import SafeString
 from django.utils.text import capfirst
-from django.utils.translation import gettext, override
+from django.utils.translation import gettext
 from django.utils.translation import gettext_lazy as _
 
 from ..models import permissions
 from ..store import texts
 from ..tasks import redaction
 from .formats import StrOrPromise, format_number
+from .history import get_reason, translate_entry
 from .navigation import build_navigation
 from .polling import with_poll_factor
 from .sanitize import with_readable_text
@@ -128,55 +127,11 @@ def requires_permission(action: str) -> Callable[..., bool]:
     return has_permission
 
 
-def get_reason(request: HttpRequest) -> str:
-    """Return the reason that the user entered, at most 500 characters."""
-    # The form has the same maximum, but a client may post any text.
-    return request.POST.get("why", "").strip()[:500]
-
-
 def back_to(request: HttpRequest, default: str) -> HttpResponseRedirect:
     """Redirect to the page that the form names in `back`, if it is one of this site."""
     page = request.POST.get("back", "")
     is_own = url_has_allowed_host_and_scheme(page, {request.get_host()}, require_https=request.is_secure())
     return HttpResponseRedirect(page if is_own else default)
-
-
-def log_action(request: HttpRequest, rows: Iterable[Model], summary: StrOrPromise, *, name: str = "") -> None:
-    """Write a log entry for each row: the user, the action and the reason. `name` is the row's name in the entry."""
-    action_text = describe_action(request, summary)
-    logged_rows = list(rows)
-    if not logged_rows:
-        return
-    content_type = ContentType.objects.get_for_model(logged_rows[0], for_concrete_model=False)
-    user_id: Any = request.user.pk
-    # One INSERT for all rows. Django's column for the name of a row has 200 characters.
-    LogEntry.objects.bulk_create(
-        LogEntry(
-            user_id=user_id, content_type=content_type, object_id=row.pk, object_repr=(name or str(row))[:200],
-            action_flag=CHANGE, change_message=action_text,
-        )
-        for row in logged_rows
-    )  # fmt: skip
-
-
-def describe_action(request: HttpRequest, summary: StrOrPromise) -> str:
-    """Return a description of the action, with the reason if the user gave one."""
-    reason = get_reason(request)
-    return f"{in_english(summary)}: {reason}" if reason else f"{in_english(summary)}."
-
-
-def in_english(label: StrOrPromise) -> str:
-    """Return a label in English, the language in which the history is stored."""
-    with override(None):
-        return str(label)
-
-
-def translate_entry(message: str) -> str:
-    """Return a message of the history in the language of the reader, unless its summary has numbers or names."""
-    summary, mark, reason = message.partition(": ")
-    if not mark and message.endswith("."):
-        summary, mark = message[:-1], "."
-    return f"{gettext(summary) if summary else ''}{mark}{reason}"
 
 
 def is_in_unfold() -> bool:

@@ -32,11 +32,11 @@ from .base import (
     alias_of,
     format_capped,
     jobs_link,
-    log_action,
     long_text_column,
     requires_permission,
 )
 from .formats import StrOrPromise, format_number, time_column
+from .history import log_action
 from .labels import STATES
 
 MAX_NAME_LENGTH = 200

@@ -20,8 +20,9 @@ from ..errors import FaktoryError
 from ..models import Limit
 from ..store.limits import definitions
 from ..tasks import limits as task_limits
-from .base import CappedPaginator, alias_of, get_reason
+from .base import CappedPaginator, alias_of
 from .formats import error_text, format_number, render_time
+from .history import get_reason
 from .object_actions import ObjectAction, ObjectActionsMixin
 
 if TYPE_CHECKING:

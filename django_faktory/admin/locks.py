@@ -16,8 +16,9 @@ from django.utils.translation import gettext_lazy as _
 from ..core.lifecycle import State
 from ..models import Job, JobLock
 from ..store.jobs import transitions
-from .base import CappedPaginator, ReadOnlyAdmin, alias_of, jobs_link, log_action, requires_permission
+from .base import CappedPaginator, ReadOnlyAdmin, alias_of, jobs_link, requires_permission
 from .formats import format_number, render_time
+from .history import log_action
 
 MAX_COUNTED = 10_000
 """Largest number of waiting jobs that a page counts."""

@@ -17,8 +17,9 @@ from django.urls import URLPattern, path, reverse
 
 from ..errors import FaktoryError
 from ..models import permissions
-from .base import FaktoryModelAdmin, log_action, requires_permission
+from .base import FaktoryModelAdmin, requires_permission
 from .formats import StrOrPromise, error_text
+from .history import log_action
 
 
 class ObjectAction(NamedTuple):

@@ -20,17 +20,9 @@ from ..models import Job, Limit, Queue
 from ..models.permissions import may, may_see
 from ..models.queue import QueueQuerySet
 from ..operations import bulk, timings
-from .base import (
-    ReadOnlyAdmin,
-    SafeChangeList,
-    alias_of,
-    format_capped,
-    get_reason,
-    jobs_link,
-    log_action,
-    requires_permission,
-)
+from .base import ReadOnlyAdmin, SafeChangeList, alias_of, format_capped, jobs_link, requires_permission
 from .formats import StrOrPromise, format_age, format_number
+from .history import get_reason, log_action
 from .overview.data import QueueLine, build_queue_lines
 from .overview.tasks import build_charts, build_line, build_period_tabs, read_period, task_link
 

@@ -17,8 +17,9 @@ from django.utils.translation import gettext_lazy as _
 
 from ..models import Job, WorkerProcess, permissions
 from ..store import workers
-from .base import ReadOnlyAdmin, SafeChangeList, alias_of, log_action, requires_permission
+from .base import ReadOnlyAdmin, SafeChangeList, alias_of, requires_permission
 from .formats import StrOrPromise, format_age, format_number, time_column
+from .history import log_action
 from .labels import PHASES
 from .overview.data import format_memory, is_stale
 

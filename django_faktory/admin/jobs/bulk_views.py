@@ -18,8 +18,9 @@ from ... import conf
 from ...errors import InvalidQuery
 from ...models import Job
 from ...operations.error_groups import ErrorKind
-from ..base import LowerBound, ReadOnlyAdmin, describe_action, format_capped, get_reason, in_english
+from ..base import LowerBound, ReadOnlyAdmin, format_capped
 from ..formats import error_text, format_duration, format_number
+from ..history import describe_action, get_reason, in_english
 from . import actions, bulk
 from .bulk import BulkRun
 

@@ -17,8 +17,9 @@ from ...core.lifecycle import State
 from ...errors import InvalidQuery
 from ...models import Job, JobQuerySet, Queue
 from ...operations import task_names
-from ..base import CappedPaginator, jobs_link, log_action
+from ..base import CappedPaginator, jobs_link
 from ..formats import StrOrPromise, error_text, event_time_of, format_number, render_time
+from ..history import log_action
 from ..labels import STATES
 from ..object_actions import add_list_actions
 from . import actions as job_actions

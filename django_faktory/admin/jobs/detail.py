@@ -41,8 +41,9 @@ from ...tasks.arguments import may_have_references
 from ...tasks.encryption import is_encrypted
 from ...tasks.results import Attempt, runs_of
 from ...tasks.tracing import trace_id_of
-from ..base import alias_of, build_shown_text, jobs_link, row_link, translate_entry
+from ..base import alias_of, build_shown_text, jobs_link, row_link
 from ..formats import format_duration
+from ..history import translate_entry
 from ..labels import STATES
 from ..locks import holder_of
 from ..sanitize import make_readable

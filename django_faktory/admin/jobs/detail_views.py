@@ -23,8 +23,9 @@ from ...operations.signatures import bind, find_task
 from ...store import texts
 from ...tasks import redaction
 from ...tasks.encryption import is_encrypted
-from ..base import SAFE_METHODS, LongText, ReadOnlyAdmin, log_action, requires_permission
+from ..base import SAFE_METHODS, LongText, ReadOnlyAdmin, requires_permission
 from ..formats import error_text
+from ..history import log_action
 from . import actions, detail
 from .arguments_form import ArgumentsForm
 

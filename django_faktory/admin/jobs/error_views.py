@@ -26,7 +26,8 @@ from ...operations import bulk, error_groups
 from ...operations.error_groups import ErrorKind
 from ...operations.timings import PERIODS
 from ...store import texts
-from ..base import ReadOnlyAdmin, format_capped, jobs_link, log_action
+from ..base import ReadOnlyAdmin, format_capped, jobs_link
+from ..history import log_action
 from ..labels import STATES
 from ..overview.charts import Chart, Point, build_chart
 from . import actions

@@ -26,8 +26,9 @@ from ...tasks import encryption, redaction
 from ...tasks.arguments import decode_call
 from ...tasks.base import FaktoryTask
 from ...tasks.compat import InvalidTask
-from ..base import ReadOnlyAdmin, log_action, requires_permission
+from ..base import ReadOnlyAdmin, requires_permission
 from ..formats import error_text
+from ..history import log_action
 from .arguments_form import ArgumentsForm
 from .detail_views import format_call
 

@@ -31,8 +31,9 @@ from ...operations.alarms import MAX_FAILED_SHARE
 from ...operations.error_groups import group_failed
 from ...operations.timings import PERIODS, QUEUE, TASK, Period, Timing
 from ...store.limits import definitions
-from ..base import ReadOnlyAdmin, back_to, get_reason, jobs_link, log_action, row_link, translate_entry
+from ..base import ReadOnlyAdmin, back_to, jobs_link, row_link
 from ..formats import StrOrPromise, format_latency, format_number
+from ..history import get_reason, log_action, translate_entry
 from ..jobs.run_views import find_run_link
 from .charts import Chart, Latencies, LineChart, Mark, Point, build_chart, build_line_chart, build_marks
 from .data import FAILED_JOBS_READ
