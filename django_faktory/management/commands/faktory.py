@@ -5,6 +5,7 @@ from __future__ import annotations
 import argparse
 import os
 import sys
+from functools import partial
 from typing import Any
 
 from django.core.exceptions import ImproperlyConfigured
@@ -17,6 +18,7 @@ from ...tasks.compat import InvalidTask
 from ..cli.screen import Screen, clean
 from ..cli.subcommand import UNAVAILABLE, WRONG, Invocation
 from ..cli.subcommands import subcommands
+from ..usage import Parser, report
 
 _USAGE = 2
 """Exit code of argparse for a wrong usage. A subcommand exits with the same code if nothing matched (`NOTHING`)."""
@@ -32,9 +34,8 @@ class Command(BaseCommand):
     def add_arguments(self, parser: CommandParser) -> None:
         """Add a parser for each subcommand."""
         common = _django_options()
-        subparsers = parser.add_subparsers(
-            dest="subcommand", required=True, metavar="SUBCOMMAND", parser_class=argparse.ArgumentParser
-        )
+        parser.error = partial(report, parser)  # type: ignore[method-assign]  # Django creates the parser
+        subparsers = parser.add_subparsers(dest="subcommand", required=True, metavar="SUBCOMMAND", parser_class=Parser)
         # `parents`: without it, Django's own options are accepted only before the subcommand.
         for subcommand in subcommands().values():
             subparser = subparsers.add_parser(

@@ -7,6 +7,7 @@ import logging
 import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
+from functools import partial
 from typing import Any
 
 from django.conf import settings
@@ -25,6 +26,7 @@ from ...runtime.roles import supervise
 from ...runtime.standard_streams import reopen_closed_streams
 from ...tasks import base
 from ...worker.process import CANNOT_START
+from ..usage import report
 
 
 class Command(BaseCommand):
@@ -35,6 +37,7 @@ class Command(BaseCommand):
 
     def add_arguments(self, parser: CommandParser) -> None:
         """Add the options, as listed in `docs/reference/commands.md`."""
+        parser.error = partial(report, parser)  # type: ignore[method-assign]  # Django creates the parser
         parser.add_argument(
             "address", nargs="?", metavar="HOST:PORT", help="Where to listen; default: FAKTORY['BIND']."
         )

@@ -1,6 +1,7 @@
 """Every subcommand that takes a name refuses one that is misspelt, and suggests the right one."""
 
 import pytest
+from django.core.management import ManagementUtility
 from django.utils import timezone
 
 from django_faktory.models import CronEntry, Job, Limit, Queue, WorkerProcess
@@ -56,6 +57,10 @@ def state():
         (("discard", "queue:biling", "--yes"), 2, "did you mean billing?"),
         (("discard", "enqueued", f"task:{TASK}x", "--yes"), 2, f"did you mean {TASK}?"),
         (("retry", f"task:{TASK[:-1]}", "--dry-run"), 2, f"did you mean {TASK}?"),
+        (("jobs", "state:ded"), 1, "got ded (did you mean dead?)"),
+        (("discard", "ded", "--yes"), 1, "got ded (did you mean dead?)"),
+        (("discard", "quue:billing", "--yes"), 1, "no such key: quue (did you mean queue?)"),
+        (("discard", "succeded", "--yes"), 2, "no job has the ID succeded; did you mean succeeded?"),
     ],
     ids=lambda value: " ".join(value) if isinstance(value, tuple) else "",
 )
@@ -64,6 +69,38 @@ def test_a_misspelt_name_changes_nothing_and_the_right_one_is_suggested(faktory,
     answer = faktory(*words)
     assert (answer.code, hint in answer.err) == (code, True), answer
     assert state() == before
+
+
+@pytest.mark.parametrize(
+    ("words", "message"),
+    [
+        (
+            ("faktory", "retyr", "dead"),
+            "faktory: error: argument SUBCOMMAND: invalid choice: retyr; did you mean retry?",
+        ),
+        (
+            ("faktory", "cron", "pasue", "x"),
+            "faktory cron: error: argument verb: invalid choice: pasue; did you mean pause?",
+        ),
+        (("faktory", "discard", "dead", "--dryrun"), "unrecognized arguments: --dryrun; did you mean --dry-run?"),
+        (("faktory", "discard", "dead", "--limt", "1"), "unrecognized arguments: --limt 1; did you mean --limit?"),
+        (("faktory", "discard", "dead", "--Limit=1"), "unrecognized arguments: --Limit=1; did you mean --limit?"),
+        (("faktory", "queues", "billing"), "faktory queues: error: unrecognized arguments: billing; see"),
+        (
+            ("runfaktory", "--noreload"),
+            "runfaktory: error: unrecognized arguments: --noreload; did you mean --no-reload?",
+        ),
+        (("runfaktory", "--concurency=3"), "unrecognized arguments: --concurency=3; did you mean --concurrency?"),
+    ],
+    ids=lambda value: " ".join(value) if isinstance(value, tuple) else "",
+)
+def test_a_misspelt_option_or_subcommand_is_an_error_of_one_line_with_a_suggestion(words, message, capfd):
+    """As from a shell, where argparse would print the whole usage."""
+    with pytest.raises(SystemExit) as stop:
+        ManagementUtility(["manage.py", *words]).execute()
+    shown = capfd.readouterr()
+    assert (stop.value.code, shown.out) == (1 if words[0] == "faktory" else 2, "")
+    assert [message in line for line in shown.err.splitlines()] == [True]
 
 
 def test_new_accepts_names_that_were_not_used_yet(faktory):
