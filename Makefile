@@ -90,6 +90,7 @@ screenshots: setup
 site:
 	@$(PYTHON) scripts/bootstrap.py
 	@.venv/bin/python -m sphinx --quiet --fail-on-warning --keep-going --fresh-env docs build/site
+	@.venv/bin/python -m sphinx --quiet --fail-on-warning --keep-going --fresh-env -c docs -t design docs/adr build/site/design
 	@echo "build/site/index.html"
 
 clean:

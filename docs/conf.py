@@ -1,6 +1,8 @@
 """Configure Sphinx for `make site`. The pages remain Markdown with links between files.
 
-The navigation is generated from the lists of pages in `index.md`, which readers on a code host use too.
+The navigation is generated from the lists of pages in each `index.md`, which readers on a code host use too.
+The tag `design` builds the decisions in `adr/` as a site of their own, below `design/`: the documentation's search and
+sidebar have none of them.
 """
 
 import re
@@ -11,6 +13,8 @@ from pygments.lexers.special import TextLexer
 
 HERE = Path(__file__).resolve().parent
 ROOT = HERE.parent
+IS_DESIGN = tags.has("design")  # noqa: F821  (a name that Sphinx defines)
+PAGES = HERE / "adr" if IS_DESIGN else HERE
 
 project = "django_faktory"
 author = "the django_faktory developers"
@@ -18,13 +22,14 @@ project_copyright = author
 release = re.search(r'^__version__ = "(.+)"$', (ROOT / "django_faktory" / "__init__.py").read_text(), re.MULTILINE)[1]
 
 extensions = ["myst_parser"]
-exclude_patterns = ["_build"]
+exclude_patterns = ["_build", "adr"]
 myst_heading_anchors = 4  # for links such as page.md#a-heading, as code hosts generate them
 html_theme = "furo"
-html_title = f"django_faktory {release}"
+html_title = f"django_faktory {release}" + " design" * IS_DESIGN
 html_copy_source = False
 html_show_sphinx = False
 
+_LINK = re.compile(r"\[([^\]]+)\]\(([^)#\s:]+)\.md(#[^)\s]*)?\)")
 _OUTSIDE = re.compile(r"\[([^\]]+)\]\(((?:\.\./)+[^)#\s]+)(?:#[^)\s]*)?\)")
 _LISTED = re.compile(r"^- \[[^\]]+\]\(([^)#\s]+)\.md\)", re.MULTILINE)
 
@@ -53,6 +58,21 @@ def point_outside(page, text):
     return _OUTSIDE.sub(replaced, text)
 
 
+def link_sites(page, text):
+    """Return the text with links between the documentation and the decisions as links between two sites."""
+
+    def replaced(match):
+        words, target, anchor = match.groups()
+        path = (page.parent / target).resolve()
+        if not path.is_relative_to(HERE) or path.is_relative_to(HERE / "adr") == IS_DESIGN:
+            return match[0]
+        base = "../" * (len(page.relative_to(PAGES).parts) - 1) + ("../" if IS_DESIGN else "design/")
+        place = path.relative_to(HERE if IS_DESIGN else HERE / "adr").as_posix()
+        return f'<a href="{base}{place}.html{anchor or ""}">{words}</a>'
+
+    return _LINK.sub(replaced, text)
+
+
 def with_navigation(text):
     """Return the front page with a hidden toctree for each section that lists pages."""
     trees = []
@@ -66,7 +86,8 @@ def with_navigation(text):
 
 def read(_app, docname, source):
     """Replace a page's text before Sphinx parses it."""
-    source[0] = point_outside(HERE / f"{docname}.md", source[0])
+    page = PAGES / f"{docname}.md"
+    source[0] = link_sites(page, point_outside(page, source[0]))
     if docname == "index":
         source[0] = with_navigation(source[0])
 

@@ -29,11 +29,13 @@ def test_each_link_anchor_points_to_an_existing_heading():
     assert lost == []
 
 
-def test_the_front_page_lists_each_page_once():
-    """The site's navigation is generated from the front page."""
-    listed = re.findall(r"^- \[[^\]]+\]\(([^)#\s]+\.md)\)", text_of("index.md"), flags=re.MULTILINE)
-    there = [path.relative_to(DOCS).as_posix() for path in DOCS.rglob("*.md") if path != DOCS / "index.md"]
-    assert sorted(listed) == sorted(there)
+@pytest.mark.parametrize("folder", ["", "adr"])
+def test_each_front_page_lists_each_page_once(folder):
+    """The navigation of the documentation, and of the design decisions, is generated from its front page."""
+    place = DOCS / folder
+    listed = re.findall(r"^- \[[^\]]+\]\(([^)#\s]+\.md)\)", text_of(folder, "index.md"), flags=re.MULTILINE)
+    there = {path.relative_to(place).as_posix() for path in place.rglob("*.md")} - {"index.md"}
+    assert sorted(listed) == sorted(path for path in there if not path.startswith("adr/"))
 
 
 def test_a_page_begins_with_its_only_title():
