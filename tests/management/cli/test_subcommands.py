@@ -2,10 +2,12 @@
 
 import io
 import json
+import re
 from contextlib import contextmanager
 from datetime import UTC, datetime, timedelta
 
 import pytest
+from django.urls import reverse
 from django.utils import timezone
 
 from django_faktory.core.lifecycle import State
@@ -46,7 +48,9 @@ def test_info_shows_the_numbers_of_the_broker(asked, faktory):
     dead()
     output = asked("info")
     assert (output["queues"], output["sets"]["dead"]) == ({"mail": 1}, 1)
-    assert "mail   1" in faktory("info").out
+    answer = faktory("info").out
+    assert "mail   1" in answer
+    assert re.search(rf"^admin +{reverse('admin:index')}$", answer, re.MULTILINE)
 
 
 def test_queues_shows_size_latency_and_pause(asked, faktory):

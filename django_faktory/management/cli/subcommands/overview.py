@@ -6,7 +6,10 @@ import argparse
 import itertools
 import time
 from collections.abc import Iterator
+from contextlib import suppress
 from typing import Any
+
+from django.urls import NoReverseMatch, reverse
 
 from ....errors import BrokerUnavailable
 from ....models import Job
@@ -28,6 +31,8 @@ def _info(call: Invocation) -> int:
         call.screen.json(info)
         return OK
     totals = {name: value for name, value in info.items() if not isinstance(value, dict)}
+    with suppress(NoReverseMatch):  # the project's URLs have no admin
+        totals["admin"] = reverse("admin:index")
     call.screen.pairs({**totals, **info.get("sets", {})})
     call.screen.table(("QUEUE", "SIZE"), sorted(info.get("queues", {}).items()))
     return OK
