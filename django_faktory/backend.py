@@ -37,6 +37,7 @@ from .tasks.job_id import new_jid, new_jids
 from .tasks.middleware import Call
 from .tasks.refusals import name_of, problem_with, remedy_for
 from .tasks.results import JobResult, result_of
+from .tasks.signatures import call_error
 
 if TYPE_CHECKING:
     from .models import Job
@@ -76,7 +77,7 @@ class FaktoryBackend(BaseTaskBackend):
             super().validate_task(task)
         except InvalidTask as error:
             # Django's messages name neither the task nor what to do.
-            remedy = remedy_for(str(error), alias=self.alias, queues=self.queues)
+            remedy = remedy_for(str(error), alias=self.alias, queues=self.queues, queue=task.queue_name)
             raise InvalidTask(f"task {name_of(task)}: {error}{remedy}") from None
         if not isinstance(task, FaktoryTask):
             raise InvalidTask(
@@ -90,7 +91,8 @@ class FaktoryBackend(BaseTaskBackend):
     def enqueue(self, task: Task[P, R], args: Sequence[Any], kwargs: Mapping[str, Any]) -> TaskResult[P, R]:
         """Enqueue one job.
 
-        Raises TypeError or ValueError for arguments that JSON cannot represent, before anything is written.
+        Raises TypeError for arguments that the task does not take, TypeError or ValueError for those that JSON cannot
+        represent, before anything is written.
         """
         return self.enqueue_many(task, [(args, kwargs)])[0]
 
@@ -110,7 +112,13 @@ class FaktoryBackend(BaseTaskBackend):
         wrapped: list[Call] = []
         results: list[TaskResult[..., Any]] = []
         for (args, kwargs), jid in zip(calls, new_jids(len(calls)), strict=True):
-            call = self._new_call(builder, args, kwargs, jid=jid, now=now, bid=bid)
+            try:
+                call = self._new_call(builder, args, kwargs, jid=jid, now=now, bid=bid)
+            except (TypeError, ValueError) as error:
+                # A subclass is defined by other code, such as a lock's function; its constructor may differ.
+                if len(calls) == 1 or type(error) not in (TypeError, ValueError):
+                    raise
+                raise type(error)(f"enqueue_many: call {len(wrapped)}: {error}") from error.__cause__
             wrapped.append(call)
             results.append(call.result)
 
@@ -229,6 +237,8 @@ class FaktoryBackend(BaseTaskBackend):
         now: datetime,
         bid: str = "",
     ) -> Call:
+        if problem := builder.signature.problem_with(args, kwargs):
+            raise call_error(builder.task, args, kwargs, problem)
         encoded_args, encoded_kwargs = encode_call(args, kwargs, plain_json=builder.task.plain_json)
         custom = builder.build_custom(args, kwargs)
         if bid:

@@ -261,7 +261,7 @@ class CronEntryAdmin(ObjectActionsMixin):
         """Store the definition only, so that ticks taken by nodes since the form was loaded stay taken."""
         cron_entries.save(obj, using=alias_of(obj))
         # A misspelled name looks like a task in another language, so this is a warning, not an error.
-        if cron.task_of(obj.jobtype) is None:
+        if base.find_registered(obj.jobtype) is None:
             text = gettext("No task of this project is called %(task)s: a worker in another language must know it.")
             self.message_user(request, text % {"task": obj.jobtype}, messages.WARNING)
 

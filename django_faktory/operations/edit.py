@@ -8,7 +8,6 @@ from __future__ import annotations
 from collections.abc import Mapping
 from datetime import datetime
 from functools import partial
-from inspect import signature
 from typing import Any, NamedTuple
 
 from django.db import transaction
@@ -18,13 +17,14 @@ from ..core.job_parser import parse_job
 from ..core.json import jsontext
 from ..core.lifecycle import State
 from ..core.payloads import JobPayload, priority_to_wire, rfc3339
-from ..errors import InvalidPayload, UnknownJobType, translatable
+from ..errors import InvalidPayload, translatable
 from ..models import Job
 from ..store import notifier, queues
 from ..store.jobs import edits
-from ..tasks.base import import_tasks, lookup
+from ..tasks.base import find_registered, import_tasks
 from ..tasks.encryption import is_encrypted
 from ..tasks.json_values import encode_json
+from ..tasks.signatures import signature_of
 
 EDITABLE = edits.EDITABLE
 
@@ -124,16 +124,10 @@ def check_call(jobtype: str, args: list[Any], kwargs: Mapping[str, Any]) -> None
 
     Jobtypes of other projects are not checked.
     """
-    try:
-        task = lookup(jobtype)
-    except UnknownJobType:
-        return
-    try:
-        # None takes the place of the context, which the worker passes.
-        signature(task.func).bind(*([None] if task.takes_context else []), *args, **kwargs)
-    except TypeError as error:
+    task = find_registered(jobtype)
+    if task is not None and (problem := signature_of(task).problem_with(args, kwargs)):
         text = translatable("args: %(task)s cannot be called with them: %(problem)s")
-        raise InvalidPayload(text, task=jobtype, problem=error) from error
+        raise InvalidPayload(text, task=jobtype, problem=problem)
 
 
 def _notify_workers(queue: str, using: str) -> None:

@@ -8,8 +8,7 @@ from inspect import Parameter, signature
 from typing import Any, NamedTuple
 
 from ..core.logs import get_logger
-from ..errors import UnknownJobType
-from ..tasks.base import FaktoryTask, import_tasks, lookup, registered
+from ..tasks.base import FaktoryTask, find_registered, import_tasks, registered
 
 logger = get_logger(__name__)
 
@@ -26,10 +25,7 @@ class BoundArgument(NamedTuple):
 def find_task(jobtype: str) -> FaktoryTask[..., Any] | None:
     """Return the task of this project with this name, or None."""
     _import_tasks()
-    try:
-        return lookup(jobtype)
-    except UnknownJobType:
-        return None
+    return find_registered(jobtype)
 
 
 def find_tasks() -> tuple[FaktoryTask[..., Any], ...]:

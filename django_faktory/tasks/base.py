@@ -33,6 +33,7 @@ from .compat import (
     TaskResult,
 )
 from .options import OPTIONS, classes_of, options_at_run, suggest_method, suggest_option
+from .redaction import describe_value
 
 if TYPE_CHECKING:
     from django.db.models import Model
@@ -362,6 +363,11 @@ def lookup(jobtype: str) -> FaktoryTask[..., Any]:
         ) from None
 
 
+def find_registered(jobtype: str) -> FaktoryTask[..., Any] | None:
+    """Return the task registered under this name, or None."""
+    return _registry.get(jobtype)
+
+
 def registered() -> tuple[FaktoryTask[..., Any], ...]:
     """Return every task registered in this process."""
     return tuple(_registry.values())
@@ -425,12 +431,16 @@ def _was_reloaded(old: Callable[..., Any], new: Callable[..., Any]) -> bool:
 
 
 def _parse_call(position: int, call: object) -> tuple[list[Any], dict[str, Any]]:
+    got = describe_value(call)
     match call:
+        # The forms of Python's own APIs for calls; a task that takes a sequence and a dict gets the sequence as a list.
+        case (tuple(), dict()) if isinstance(call, tuple):
+            got = "a pair (args, kwargs); write all of them by name, or the first as a list if the task takes a list"
         case tuple():
             return list(call), {}
         case Mapping() if all(isinstance(key, str) for key in call):
             return [], dict(call)
     raise TypeError(
         f"enqueue_many: call {position}: expected a tuple of arguments, such as (42,), or a dict of keyword "
-        f"arguments, got {call!r:.80}"
+        f"arguments, got {got}"
     )

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping
 from functools import partial
-from inspect import signature
 from typing import Any
 
 from django.conf import settings
@@ -19,17 +18,19 @@ from ..core.cron import Cron, Schedule, check_policies
 from ..core.job_parser import parse_job
 from ..core.json import jsontext
 from ..core.payloads import MAX_NAME, JobPayload, queue_name
-from ..errors import FaktoryError, InvalidCron, InvalidPayload, UnknownJobType, quoted
+from ..errors import FaktoryError, InvalidCron, InvalidPayload, quoted
 from ..models.cron import CronEntry
 from ..store import notifier
 from ..store.cron import entries, runs
 from ..store.cron.entries import CronDefinition
 from ..store.cron.runs import CronJob
 from .arguments import decode_call, encode_call
-from .base import FaktoryTask, autodiscover, lookup, registered
+from .base import FaktoryTask, autodiscover, find_registered, registered
+from .compat import InvalidTask
 from .job_id import new_jid
 from .json_values import encode_json, normalize
 from .redaction import describe_value
+from .signatures import signature_of
 
 JOB_MEMBERS = ("retry", "reserve_for", "priority", "backtrace", "custom")
 """Job members that an entry may set if its jobtype is not a task of this project, as in PUSH."""
@@ -87,7 +88,7 @@ def define_from_task(task: FaktoryTask[..., Any], cron: Cron) -> CronDefinition:
         schedule=cron.schedule,
         zone=cron.zone or settings.TIME_ZONE,
         jobtype=task.jobtype,
-        queue=_check_queue(cron.queue),
+        queue=_check_queue(cron.queue, task),
         args=args,
         kwargs=kwargs,
         missed=str(cron.missed),
@@ -144,7 +145,7 @@ def build_definition(
     """
     Schedule.of(schedule, zone)
     check_policies(policies["missed"], policies["window"], policies["overlap"])
-    task = task_of(jobtype) if isinstance(jobtype, str) else None
+    task = find_registered(jobtype) if isinstance(jobtype, str) else None
     if must_be_task and task is None:
         raise InvalidCron("task", "no task of this project is called %(name)s", name=quoted(jobtype))
     definition = CronDefinition(
@@ -152,7 +153,7 @@ def build_definition(
         schedule=str(schedule),
         zone=str(zone),
         jobtype=str(jobtype),
-        queue=_check_queue(queue),
+        queue=_check_queue(queue, task),
         missed=str(policies["missed"]),
         window_s=policies["window"],
         overlap=str(policies["overlap"]),
@@ -176,21 +177,13 @@ def decode_member(field: str, text: str) -> Any:
         raise InvalidCron(field, error.template, **error.values) from error
 
 
-def task_of(jobtype: str) -> FaktoryTask[..., Any] | None:
-    """Return the task of this project with this jobtype, or None."""
-    try:
-        return lookup(jobtype)
-    except UnknownJobType:
-        return None
-
-
 def enqueue(entry: CronEntry) -> CronJob:
     """Build and push the job of an entry.
 
     A task is enqueued with `enqueue` and its middleware; other jobtypes are pushed as by a client. Propagates every
     error that prevents this.
     """
-    task = task_of(entry.jobtype)
+    task = find_registered(entry.jobtype)
     if task is None:
         job = _build_job(entry)
         for refusal in filter(None, brokers.get_broker().push([job])):
@@ -235,17 +228,15 @@ def _encode_call(
 
     Raises InvalidCron if the task does not accept it, or JSON cannot represent it.
     """
-    try:
-        # bind() finds wrong arguments at start instead of at the first tick.
-        # None takes the place of the context, which the worker passes.
-        signature(task.func).bind(*([None] if task.takes_context else []), *args, **kwargs)
-        # Arguments that are JSON already, as in the admin, may contain references: encoding would wrap them as dicts.
-        positional, named = encode_call(args, kwargs, plain_json=task.plain_json or is_json)
-        return encode_json(positional), encode_json(named)
-    except (TypeError, ValueError, FaktoryError) as error:
-        raise InvalidCron(
-            "args", "%(task)s cannot be called with them: %(problem)s", task=task.jobtype, problem=error
-        ) from error
+    problem: object = signature_of(task).problem_with(args, kwargs)
+    if not problem:
+        try:
+            # Arguments that are JSON already, as in the admin, may contain references: encoding would wrap them.
+            positional, named = encode_call(args, kwargs, plain_json=task.plain_json or is_json)
+            return encode_json(positional), encode_json(named)
+        except (TypeError, ValueError, FaktoryError) as error:
+            problem = error
+    raise InvalidCron("args", "%(task)s cannot be called with them: %(problem)s", task=task.jobtype, problem=problem)
 
 
 def _build_task_definition(
@@ -317,9 +308,14 @@ def _check_name(name: object) -> str:
     return name
 
 
-def _check_queue(name: object) -> str:
+def _check_queue(name: object, task: FaktoryTask[..., Any] | None) -> str:
+    # "" is kept: it means the queue of the task, which may change, or `default` for other jobtypes.
+    if not name:
+        return ""
     try:
-        # "" is kept: it means the queue of the task, which may change, or `default` for other jobtypes.
-        return queue_name(name) if name else ""  # type: ignore[arg-type]  # only str matches
-    except (FaktoryError, TypeError) as error:
+        checked = queue_name(name)  # type: ignore[arg-type]  # only str matches
+        if task is not None:
+            task.using(queue_name=checked)  # raises for a queue that QUEUES does not list
+        return checked
+    except (FaktoryError, TypeError, InvalidTask) as error:
         raise InvalidCron("queue", "%(problem)s", problem=error) from error

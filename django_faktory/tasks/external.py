@@ -1,6 +1,6 @@
 """Enqueue jobs for workers in another language or of another project, by jobtype: `push` and `apush`.
 
-Imports no model. For a task of this project use its `enqueue`, which checks and converts more.
+Imports no model. For a task of this project use its `enqueue`, which converts more and applies its options.
 """
 
 from __future__ import annotations
@@ -20,9 +20,11 @@ from ..core.payloads import DEFAULT_QUEUE, DEFAULT_RETRY, JobPayload
 from ..errors import InvalidPayload
 from . import batch as batches
 from .arguments import encode_call
+from .base import find_registered
 from .job_id import new_jid
 from .json_values import normalize
 from .options import OPTIONS
+from .signatures import call_error, signature_of
 
 if TYPE_CHECKING:
     from django.db.models import Model
@@ -47,12 +49,15 @@ def push(
     Arguments are JSON types. `kwargs` are for Django workers of another project, `custom` for the options of
     docs/job-options.md. Inside a transaction the job is stored if it commits; inside `with Batch(…)` it joins the
     batch. No middleware runs, and nothing is encrypted. Raises InvalidPayload, TypeError or ValueError before anything
-    is written, and NotUnique.
+    is written, also for arguments that a task of this project does not take, and NotUnique.
     """
     _check_option("jobtype", jobtype)
     _check_option("max_attempts", max_attempts)
     if type(priority) is not int or not LOWEST_PRIORITY <= priority <= HIGHEST_PRIORITY:
         raise InvalidPayload(f"priority: expected -100 to 100, got {priority!r:.80}")
+    task = find_registered(jobtype)
+    if task is not None and (problem := signature_of(task).problem_with(args, kwargs or {})):
+        raise call_error(task, args, kwargs or {}, problem)
     positional, named = encode_call(args, kwargs or {}, plain_json=True)
     members = dict(normalize(custom or {}))
     if about is not None:

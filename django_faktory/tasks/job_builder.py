@@ -21,6 +21,7 @@ from . import encryption
 from .base import FaktoryTask
 from .middleware import Call, get_middleware
 from .options import TIMEOUT_MARGIN_S, to_custom
+from .signatures import signature_of
 
 
 class JobBuilder:
@@ -28,6 +29,7 @@ class JobBuilder:
 
     def __init__(self, task: FaktoryTask[..., Any]) -> None:
         self.task, self.middleware = task, get_middleware()
+        self.signature = signature_of(task)
         self._is_encrypted = encryption.is_enabled(task.encrypt)
         self._template = JobTemplate(
             jobtype=task.jobtype,

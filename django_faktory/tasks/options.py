@@ -61,12 +61,14 @@ _METHOD_OF_OTHER_LIBRARY = {
 def suggest_option(name: str, known: Iterable[str]) -> str:
     """Return a hint at a similar option, as the end of an error message; "" if none is similar."""
     # Names of other libraries first: a similar spelling is a worse guess than a known meaning.
-    suggestions = (
-        [_OPTION_OF_OTHER_LIBRARY[name]]
-        if name in _OPTION_OF_OTHER_LIBRARY
-        else get_close_matches(name, list(known), n=1)
-    )
-    return f"; did you mean {suggestions[0]!r}?" if suggestions else ""
+    meant = _OPTION_OF_OTHER_LIBRARY.get(name)
+    return f"; did you mean {meant!r}?" if meant else did_you_mean(name, known)
+
+
+def did_you_mean(name: str, known: Iterable[str]) -> str:
+    """Return a hint at the most similar of the known names, as the end of an error message; "" if none is similar."""
+    similar = get_close_matches(name, sorted(known), n=1)
+    return f"; did you mean {similar[0]!r}?" if similar else ""
 
 
 def suggest_method(name: str) -> str:

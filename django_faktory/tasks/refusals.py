@@ -12,6 +12,7 @@ from types import FunctionType
 from typing import Any
 
 from .compat import Task
+from .options import did_you_mean
 
 
 def problem_with(task: Task[..., Any]) -> str:
@@ -46,7 +47,7 @@ def name_of(task: Task[..., Any]) -> str:
     return f"{getattr(func, '__module__', '?')}.{getattr(func, '__qualname__', repr(func))}"
 
 
-def remedy_for(message: str, *, alias: str, queues: Collection[str]) -> str:
+def remedy_for(message: str, *, alias: str, queues: Collection[str], queue: str) -> str:
     """Return a remedy for one of Django's error messages; "" if the message suffices."""
     if "module level" in message:
         return " A worker finds it by its name: move it out of the function or class around it."
@@ -55,6 +56,9 @@ def remedy_for(message: str, *, alias: str, queues: Collection[str]) -> str:
     if "aware" in message:
         return " Pass a timedelta, or timezone.now() + timedelta(…) of django.utils."
     if message.startswith("Queue "):
-        names = ", ".join(sorted(map(str, queues)))
-        return f" TASKS[{alias!r}]['QUEUES'] has {names}: add it there, or set it to [] to allow any."
+        names = sorted(map(str, queues))
+        return (
+            f" TASKS[{alias!r}]['QUEUES'] has {', '.join(names)}: add it there, or set it to [] to allow any"
+            f"{did_you_mean(str(queue), names)}"
+        )
     return ""

@@ -8,6 +8,7 @@ import pytest
 from django_faktory import Batch, conf
 from django_faktory.models import Batch as Row
 from django_faktory.testing import drain
+from tests.project.tasks import fails_for_good
 
 pytestmark = pytest.mark.django_db
 
@@ -32,7 +33,7 @@ def test_every_function_of_the_docs_page_is_listed():
 
 def test_a_callback_counts_the_failures_of_its_batch():
     with Batch(complete=page["count_failures"].callback(42)):
-        page["resize"].using(max_attempts=1).enqueue(1)
+        fails_for_good.enqueue()
         page["resize"].enqueue(1, 1200)
     callback = [one for one in drain() if one.jobtype.endswith("count_failures")]
     assert [one.result.return_value for one in callback] == ["album 42: 1 of 2 failed"]

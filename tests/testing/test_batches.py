@@ -306,7 +306,7 @@ def test_dummy_exception_removes_only_the_batch_and_its_jobs(tasks_setting):
     note.enqueue("before")
 
     def half_way():
-        with Batch(success=note):
+        with Batch(success=note.callback("end")):
             note.enqueue("in it")
             raise ZeroDivisionError
 
@@ -330,7 +330,7 @@ def test_clearing_the_dummy_backend_also_removes_batches(tasks_setting):
 @BOTH
 def test_both_test_backends_reject_outside_additions_after_commit(tasks_setting, name):
     tasks_setting(name)
-    with Batch(success=note) as batch:
+    with Batch(success=note.callback("end")) as batch:
         note.using(run_after=timedelta(hours=1)).enqueue(1)
     with pytest.raises(BatchClosed, match=f"{batch.bid}: it is committed"), Batch.find(batch.bid):
         pass
