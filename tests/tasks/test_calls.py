@@ -65,7 +65,8 @@ ACCEPTED = [
     (injected, (1,), {}),
 ]
 REFUSED = [
-    (send, (1, "", 3), {}, r"calls\.send\(order_id, email='', \*, urgent=False\) cannot be called with \(1, '', 3\): "),
+    (send, (1, "", 3), {},
+     r"calls\.send\(order_id, email='', \*, urgent=False\) cannot be called with \(1, '', 3\): too many"),
     (send, (), {}, r"with \(\): missing a required argument: 'order_id'"),
     (send, (1,), {"emial": "x"}, r"with \(1, emial='x'\): .*argument 'emial'; did you mean 'email'\?"),
     (send, (1,), {"order_id": 2}, r"multiple values for argument 'order_id'"),

@@ -56,6 +56,8 @@ def gearmonkey_task(
                 raise RemoteFailure(job.text)
             return output(job.text)
 
+        # `enqueue` checks a call against the function's own signature, which is (*args, **kwargs).
+        run_remotely.__signature__ = signature  # type: ignore[attr-defined]
         return new_task(func=run_remotely, **options)
 
     return decorate
