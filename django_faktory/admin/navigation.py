@@ -34,7 +34,7 @@ def _format_failed(all_counts: counts.AllCounts) -> str:
 
 
 def _format_waiting(all_counts: counts.AllCounts) -> str:
-    return format_job_count(all_counts, State.ENQUEUED)
+    return format_job_count(all_counts, State.ENQUEUED, State.BLOCKED)
 
 
 def _format_workers(all_counts: counts.AllCounts) -> str:

@@ -30,6 +30,7 @@ from ..models.cron import CronEntry
 from ..store import alarm_records, queues, workers
 from ..store.shared_reads import shared
 from ..store.statistics import bounded_counts, counts, histograms
+from . import queue_sizes
 
 if TYPE_CHECKING:
     from django.utils.functional import _StrPromise
@@ -52,7 +53,7 @@ OVERDUE_S = 60.0
 SLOW_S = 0.1
 """A database is slow if the faster of two round trips takes this many seconds."""
 
-QUEUES_READ, QUEUES_AT_ONCE, QUEUE_COUNTED = 100, 50, 100
+QUEUES_READ = 100
 UNKNOWN_TASKS_READ = 1000
 RECENT_BATCHES = 20_000
 COUNTED = 1000
@@ -113,7 +114,7 @@ class Reading:
     now: datetime
     counts: counts.AllCounts
     waiting: dict[str, queues.Waiting]
-    """Queues with claimable jobs that are not paused: how many wait, and for how long the first one."""
+    """Queues with enqueued jobs that are not paused: how many wait, and for how long the first one."""
     runs: list[histograms.RecentRuns]
     slow_s: float
 
@@ -130,7 +131,7 @@ class Reading:
         # The minute of a start is rounded down, so its jobs may be up to 60 s younger.
         limit = _ago(self, UNSERVED_S + 60)
         served = {run.queue for run in self.runs if run.started_at is not None and run.started_at > limit}
-        names = {name for name, found in self.waiting.items() if found.latency_s >= UNSERVED_S} - served
+        names = {name for name, found in self.waiting.items() if found.ready_latency_s >= UNSERVED_S} - served
         if not names:
             return []
         # The jobs of the workers are few, those of the queues may be many.
@@ -199,15 +200,11 @@ _NAMELESS = {
 
 
 def _read_waiting(all_counts: counts.AllCounts, using: str) -> dict[str, queues.Waiting]:
-    if all_counts.is_complete:
-        waiting = all_counts.claimable
-    else:  # the counts end at their limits: look at the queues that come first by name instead
-        names = queues.find_names_in_use(using=using)[:QUEUES_READ]
-        waiting = {}
-        for start in range(0, len(names), QUEUES_AT_ONCE):
-            portion = names[start : start + QUEUES_AT_ONCE]
-            waiting |= queues.read_waiting(portion, using=using, max_count=QUEUE_COUNTED)
-    return {name: found for name, found in waiting.items() if found.size and name not in all_counts.paused}
+    waiting = all_counts.waiting
+    if not all_counts.has_all_queues:  # look at the queues that come first by name instead
+        waiting = queue_sizes.read(queues.find_names_in_use(using=using)[:QUEUES_READ], using=using)
+    # Jobs behind a limit or a lock wait as they should.
+    return {name: found for name, found in waiting.items() if found.ready and name not in all_counts.paused}
 
 
 def _number(number: int) -> str:
@@ -236,7 +233,7 @@ def _find_no_workers(reading: Reading) -> Iterator[Alarm]:
         advice=gettext(
             "Queued jobs wait until a worker runs. Start manage.py runfaktory, or read its log if it should run."
         ),
-        since=_ago(reading, max(found.latency_s for found in reading.waiting.values())),
+        since=_ago(reading, max(found.ready_latency_s for found in reading.waiting.values())),
         affected=count,
     )
 
@@ -284,12 +281,12 @@ def _find_unserved_queues(reading: Reading) -> Iterator[Alarm]:
             kind="unserved-queue",
             subject=name,
             text=gettext("No worker takes jobs of queue %(queue)s; waiting: %(number)s")
-            % {"queue": name, "number": _number(found.size)},
+            % {"queue": name, "number": queue_sizes.describe(found)},
             advice=gettext(
                 "Workers run, but none has started a job of this queue. Add it to the queues of a worker "
                 "(runfaktory --queues), or stop the workers that are busy with other queues."
             ),
-            since=_ago(reading, found.latency_s),
+            since=_ago(reading, found.ready_latency_s),
             affected=found.size,
         )
 
@@ -299,20 +296,20 @@ def _find_late_queues(reading: Reading) -> Iterator[Alarm]:
     late = [
         (name, found)
         for name, found in reading.waiting.items()
-        if reading.has_workers and limit_s and found.latency_s >= limit_s and name not in reading.unserved
+        if reading.has_workers and limit_s and found.ready_latency_s >= limit_s and name not in reading.unserved
     ]
-    for name, found in sorted(late, key=lambda item: -item[1].latency_s)[:MAX_PER_KIND]:
+    for name, found in sorted(late, key=lambda item: -item[1].ready_latency_s)[:MAX_PER_KIND]:
         yield Alarm(
             kind="late-queue",
             subject=name,
             text=gettext("Jobs of queue %(queue)s start late; waiting: %(number)s")
-            % {"queue": name, "number": _number(found.size)},
+            % {"queue": name, "number": queue_sizes.describe(found)},
             advice=gettext(
                 "Its first job has waited for more than %(seconds)s s (ALARM_LATENCY). Add workers, or find the "
                 "jobs that keep them busy."
             )
             % {"seconds": f"{limit_s:g}"},
-            since=_ago(reading, found.latency_s - limit_s),
+            since=_ago(reading, found.ready_latency_s - limit_s),
             affected=found.size,
         )
 
@@ -321,19 +318,18 @@ def _find_paused_queues(reading: Reading) -> Iterator[Alarm]:
     if not reading.counts.paused:
         return
     rows = Queue.objects.using(reading.using).filter(paused_at__isnull=False).order_by("paused_at")
-    paused = {row.name: row for row in rows[:QUEUES_AT_ONCE]}
-    sizes = queues.read_waiting(list(paused), using=reading.using, max_count=QUEUE_COUNTED)
-    stuck = [name for name in paused if name in sizes and sizes[name].size]
+    paused = {row.name: row for row in rows[:QUEUES_READ]}
+    sizes = queue_sizes.read(list(paused), using=reading.using)
+    stuck = [name for name in paused if sizes[name].size]
     for name in stuck[:MAX_PER_KIND]:
-        size = sizes[name].size
         yield Alarm(
             kind="paused-queue",
             subject=name,
             text=gettext("Queue %(queue)s is paused; waiting: %(number)s")
-            % {"queue": name, "number": _number(size) + ("+" if size == QUEUE_COUNTED else "")},
+            % {"queue": name, "number": queue_sizes.describe(sizes[name])},
             advice=gettext("No worker gets its jobs until the queue is resumed."),
             since=paused[name].paused_at,
-            affected=size,
+            affected=sizes[name].size,
             note=paused[name].pause_note,
         )
 

@@ -56,7 +56,7 @@ def read(*, using: str, limit: int = MAX_EXPORTED) -> ExportedStatistics:
 
 
 def _select(counts: AllCounts, series: dict[tuple[str, str], Series], limit: int) -> ExportedStatistics:
-    sizes, latencies = counts.queues, counts.latencies
+    sizes, latencies = counts.queues, {name: found.latency_s for name, found in counts.waiting.items()}
     if len(sizes) <= limit:
         names = list(sizes)
     else:  # both halves matter: a long queue, and a short one where jobs wait long

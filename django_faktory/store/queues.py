@@ -45,10 +45,32 @@ COUNTED = 500
 class Waiting(NamedTuple):
     """Size and latency of a queue."""
 
-    size: int
-    """Number of waiting jobs, cut at the maximum that was counted."""
-    latency_s: float
+    ready: int = 0
+    """Number of enqueued jobs, which a worker may take; cut at the maximum that was counted, as is `held`."""
+    held: int = 0
+    """Number of blocked jobs: a limit or a lock holds them back."""
+    latency_s: float = 0.0
     """Seconds the oldest job has waited; 0.0 if none waits."""
+    ready_latency_s: float = 0.0
+    """Seconds the oldest enqueued job has waited."""
+    is_more: bool = False
+    """Whether there may be more jobs than were counted."""
+
+    @property
+    def size(self) -> int:
+        """Number of waiting jobs."""
+        return self.ready + self.held
+
+    def add(self, state: str, count: int, latency_s: float, *, is_more: bool = False) -> Waiting:
+        """Return the sum of this and of jobs in one state."""
+        is_ready = state == State.ENQUEUED
+        return Waiting(
+            self.ready + count * is_ready,
+            self.held + count * (not is_ready),
+            max(self.latency_s, latency_s),
+            max(self.ready_latency_s, latency_s * is_ready),
+            self.is_more or is_more,
+        )
 
 
 def known_names(*, using: str) -> list[str]:
@@ -200,15 +222,15 @@ def read_waiting(names: Sequence[str], *, using: str, max_count: int = COUNTED) 
         return {}
 
     def verb(connection: BaseDatabaseWrapper) -> dict[str, Waiting]:
-        waiting_by_queue = dict.fromkeys(names, Waiting(0, 0.0))
+        waiting_by_queue = dict.fromkeys(names, Waiting())
         with connection.cursor() as cursor:
             for state in _QUEUED:
                 heads, ages = _build_latency_sql(connection, [state])
                 sizes, values = _build_size_sql(names, state, using, max_count)
                 cursor.execute(f"{heads} {ages} UNION ALL {sizes}", [jsontext.encode(list(names)), *values])
                 for name, size, age in cursor.fetchall():
-                    earlier = waiting_by_queue[name]
-                    waiting_by_queue[name] = Waiting(min(earlier.size + size, max_count), max(earlier.latency_s, age))
+                    earlier, is_more = waiting_by_queue[name], size >= max_count
+                    waiting_by_queue[name] = earlier.add(state, size, max(0.0, float(age)), is_more=is_more)
         return waiting_by_queue
 
     return run(using, verb, atomic=False)

@@ -20,8 +20,10 @@ from django.utils.translation import get_language, gettext
 from ... import conf
 from ...core.lifecycle import State
 from ...models import Counter, Job, Queue, WorkerProcess
+from ...operations import queue_sizes
 from ...operations.error_groups import ErrorGroup, group_failed
-from ...store import queues, workers
+from ...store import workers
+from ...store.queues import Waiting
 from ...store.shared_reads import shared
 from ...store.statistics import counts, histograms
 from ..base import jobs_link, row_link
@@ -118,8 +120,8 @@ def read(
 def _read_numbers(parts: Sequence[str], *, using: str) -> OverviewData:
     now = timezone.now()
     all_counts = counts.shared_bounded_counts(using=using, worker_timeout_s=conf.get("WORKER_TIMEOUT"))
-    # Only a complete snapshot shows which queues are the fullest.
-    queue_lines = _select_fullest(all_counts) if all_counts.is_complete else _read_first_queues(using)
+    # Only a snapshot with all queues shows which are the fullest.
+    queue_lines = _select_fullest(all_counts) if all_counts.has_all_queues else _read_first_queues(using)
     return OverviewData(
         at=now,
         tiles=[_build_tile(all_counts, state) for state in _TILES],
@@ -140,13 +142,13 @@ def _build_tile(all_counts: counts.AllCounts, state: State) -> Tile:
 
 
 def _select_fullest(all_counts: counts.AllCounts) -> QueueLines:
-    def build(name: str) -> QueueLine:
-        size, latency_s = all_counts.queues[name], all_counts.latencies.get(name, 0.0)
-        return _build_queue_line(name, size, format_number(size), latency_s, is_paused=name in all_counts.paused)
-
     # Equal sizes remain in the order of names.
     fullest = nlargest(QUEUES_SHOWN, all_counts.queues, key=all_counts.queues.__getitem__)
-    return QueueLines([build(name) for name in fullest], len(all_counts.queues))
+    lines = [
+        _build_queue_line(name, all_counts.waiting.get(name, Waiting()), is_paused=name in all_counts.paused)
+        for name in fullest
+    ]
+    return QueueLines(lines, len(all_counts.queues))
 
 
 def _read_first_queues(using: str) -> QueueLines:
@@ -156,13 +158,13 @@ def _read_first_queues(using: str) -> QueueLines:
     return QueueLines(nlargest(QUEUES_SHOWN, lines, key=lambda line: line.size), len(rows))
 
 
-def _build_queue_line(name: str, size: int, depth: str, latency_s: float, *, is_paused: bool) -> QueueLine:
+def _build_queue_line(name: str, waiting: Waiting, *, is_paused: bool) -> QueueLine:
     return QueueLine(
         name=name,
-        size=size,
-        depth=depth,
+        size=waiting.size,
+        depth=queue_sizes.describe(waiting),
         # An empty queue has no oldest job.
-        latency=format_duration(latency_s) if size else "–",
+        latency=format_duration(waiting.latency_s) if waiting.size else "–",
         is_paused=is_paused,
         link=row_link("queue", name),
     )
@@ -170,24 +172,8 @@ def _build_queue_line(name: str, size: int, depth: str, latency_s: float, *, is_
 
 def build_queue_lines(rows: Sequence[Queue], *, using: str) -> list[QueueLine]:
     """Return these queues with size and latency."""
-    waiting = _read_waiting([queue.name for queue in rows], using=using)
-    return [
-        _build_queue_line(queue.name, size, _format_size(size), latency_s, is_paused=queue.paused_at is not None)
-        for queue, (size, latency_s) in ((queue, waiting[queue.name]) for queue in rows)
-    ]
-
-
-def _format_size(size: int) -> str:
-    return format_number(size) + ("+" if size >= queues.COUNTED else "")
-
-
-def _read_waiting(names: Sequence[str], *, using: str) -> dict[str, queues.Waiting]:
-    """Return size and latency of each queue, read in groups of `QUEUES_READ`."""
-    waiting_by_queue: dict[str, queues.Waiting] = {}
-    for start in range(0, len(names), QUEUES_READ):
-        portion = names[start : start + QUEUES_READ]
-        waiting_by_queue |= queues.read_waiting(portion, using=using, max_count=queues.COUNTED)
-    return waiting_by_queue
+    waiting = queue_sizes.read([queue.name for queue in rows], using=using)
+    return [_build_queue_line(row.name, waiting[row.name], is_paused=row.paused_at is not None) for row in rows]
 
 
 def _read_running(now: datetime, using: str) -> list[tuple[Job, str]]:

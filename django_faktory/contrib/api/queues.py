@@ -128,7 +128,7 @@ def _serialize_page(page: Any) -> Any:
         {
             "name": queue.name,
             "size": waiting[queue.name].size,
-            "is_more": waiting[queue.name].size >= max_count,
+            "is_more": waiting[queue.name].is_more,
             "latency_s": round(waiting[queue.name].latency_s, 3),
             **pause_of(queue),
         }

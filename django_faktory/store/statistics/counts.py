@@ -67,10 +67,8 @@ class AllCounts:
 
     queues: dict[str, int] = field(default_factory=dict)
     """Enqueued and blocked jobs of every queue that is known or has such jobs."""
-    latencies: dict[str, float] = field(default_factory=dict)
-    """Seconds that the oldest of these jobs has waited, by queue; queues without jobs are left out."""
-    claimable: dict[str, Waiting] = field(default_factory=dict)
-    """Size and latency of queues with enqueued jobs, without blocked ones."""
+    waiting: dict[str, Waiting] = field(default_factory=dict)
+    """The same in detail, and how long the oldest jobs have waited; queues without jobs are left out."""
     paused: set[str] = field(default_factory=set)
     sets: dict[str, int] = field(default_factory=dict)
     """Jobs by state; blocked jobs are in the sizes of their queues too."""
@@ -87,6 +85,11 @@ class AllCounts:
     def is_complete(self) -> bool:
         """Return whether every set was counted completely."""
         return not self.full
+
+    @property
+    def has_all_queues(self) -> bool:
+        """Return whether every queue and every job in a queue was counted."""
+        return not self.full & {*_QUEUED, _QUEUES}
 
     def of(self, state: State) -> int:
         """Return the number of jobs in a state; not for finished states other than dead."""
@@ -302,8 +305,7 @@ def _sum_up(rows: Iterable[Row], sizes: CountLimits) -> AllCounts:
     )
     counted: Sums[str] = Sums()
     known: list[str] = []
-    waiting: dict[str, int] = {}
-    latencies = result.latencies
+    waiting = result.waiting
     for kind, name, count, value in rows:
         if kind == _QUEUES:  # first, because there may be 20,000 of these rows
             known.append(name)
@@ -312,11 +314,7 @@ def _sum_up(rows: Iterable[Row], sizes: CountLimits) -> AllCounts:
             continue
         counted[kind] += count
         if kind in _QUEUED:
-            waiting[name] = waiting.get(name, 0) + count
-            latencies[name] = max(latencies.get(name, 0.0), float(value))
-            if kind == State.ENQUEUED:
-                earlier = result.claimable.get(name, Waiting(0, 0.0))
-                result.claimable[name] = Waiting(earlier.size + count, max(earlier.latency_s, float(value)))
+            waiting[name] = waiting.get(name, Waiting()).add(kind, count, float(value))
         elif kind == _TOTAL:
             result.totals[name] = int(value or 0)
         else:
@@ -326,7 +324,7 @@ def _sum_up(rows: Iterable[Row], sizes: CountLimits) -> AllCounts:
     # Rows of blocked jobs are grouped by queue, so the loop added them to the queues' sizes.
     result.sets[str(State.BLOCKED)] = counted[str(State.BLOCKED)]
     result.full = {kind for kind, count in counted.items() if sizes.is_full(kind, count)}
-    queues = dict.fromkeys(known, 0) | waiting
+    queues = dict.fromkeys(known, 0) | {name: found.size for name, found in waiting.items()}
     result.queues = {name: queues[name] for name in sorted(queues)}
     return result
 
