@@ -13,6 +13,7 @@ from django_faktory.models import AlarmRecord, Queue
 from django_faktory.operations import alarms
 from django_faktory.runtime.alarm_notifier import AlarmNotifier, make_alarm_notifier
 from django_faktory.runtime.maintenance import Maintenance
+from django_faktory.store import shared_reads
 from django_faktory.store.jobs import failures
 from tests.factories import JobFactory, QueueFactory, WorkerFactory
 from tests.operations.test_alarms import ago, running_worker, waiting
@@ -40,7 +41,8 @@ def pause_a_queue(name="mail"):
 
 
 def let_pass(**duration):
-    """Make the records older."""
+    """Make the records older, and the shared counts outdated."""
+    shared_reads.forget()
     AlarmRecord.objects.update(began_at=F("began_at") - timedelta(**duration))
     AlarmRecord.objects.filter(notified_at__isnull=False).update(notified_at=F("notified_at") - timedelta(**duration))
 

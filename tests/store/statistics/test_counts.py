@@ -73,8 +73,8 @@ def test_portions_count_the_same_as_one_statement():
     assert comparable(portions) == comparable(whole)
     assert portions.is_complete
     ages = {"q0": 3600, "q5": 40, "unlisted": 6}
-    assert portions.latencies.keys() == ages.keys()
-    assert all(0 <= portions.latencies[name] - age + 1 < 300 for name, age in ages.items())
+    assert portions.waiting.keys() == ages.keys()
+    assert all(0 <= portions.waiting[name].latency_s - age + 1 < 300 for name, age in ages.items())
 
 
 def test_all_portions_read_the_same_snapshot(monkeypatch):
@@ -128,7 +128,7 @@ def test_twenty_thousand_queues_are_counted_in_one_statement():
     with CaptureQueriesContext(connection) as caught:
         found = statistics.counts(using=USING)
     assert len(reading(caught)) == 1
-    assert (len(found.queues), sum(found.queues.values()), len(found.latencies)) == (20_000, 500, 500)
+    assert (len(found.queues), sum(found.queues.values()), len(found.waiting)) == (20_000, 500, 500)
 
 
 def test_latencies_of_a_thousand_queues_are_read_in_one_statement():
