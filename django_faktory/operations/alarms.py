@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING, NamedTuple
 
 from django.db import connections
 from django.db.models import Exists, Max, Min, OuterRef, Q
+from django.db.models.functions import Coalesce
 from django.utils import timezone
 from django.utils.formats import number_format
 from django.utils.translation import get_language, gettext
@@ -446,12 +447,9 @@ def _find_stuck_batches(reading: Reading) -> Iterator[Alarm]:
 
 def _find_cron_problems(reading: Reading) -> Iterator[Alarm]:
     entries = CronEntry.objects.using(reading.using)
-    # No next time, although it is neither paused nor removed: its schedule matches no date.
-    never = list(
-        entries.filter(next_at=None, paused_at=None, removed_at=None)
-        .order_by("name")
-        .values_list("name", flat=True)[:COUNTED]
-    )
+    # No next time, although it is neither paused nor removed: no node has read the row, or its schedule has no time.
+    unscheduled = entries.filter(next_at=None, paused_at=None, removed_at=None)
+    never = list(unscheduled.exclude(problem="").order_by("name").values_list("name", flat=True)[:COUNTED])
     if never:
         yield Alarm(
             kind="cron-never-runs",
@@ -462,7 +460,10 @@ def _find_cron_problems(reading: Reading) -> Iterator[Alarm]:
             since=None,
             affected=len(never),
         )
-    overdue = entries.filter(next_at__lt=_ago(reading, OVERDUE_S)).aggregate(first=Min("next_at"))["first"]
+    due = entries.filter(next_at__lt=_ago(reading, OVERDUE_S)) | unscheduled.filter(
+        problem="", created_at__lt=_ago(reading, OVERDUE_S)
+    )
+    overdue = due.aggregate(first=Min(Coalesce("next_at", "created_at")))["first"]
     if overdue:
         yield Alarm(
             kind="cron-overdue",

@@ -15,6 +15,7 @@ from collections.abc import Callable, Sequence
 from datetime import UTC, datetime, timedelta
 from typing import NamedTuple, TypeVar
 
+from django.conf import settings
 from django.db import connections
 from django.utils import timezone
 
@@ -25,7 +26,7 @@ from ..core.payloads import Reservation
 from ..errors import BrokerUnavailable
 from ..store import alarm_records, notifier, queues, workers
 from ..store.batches import batches
-from ..store.cron import runs
+from ..store.cron import entries, runs
 from ..store.jobs import failures, releases, tracking
 from ..store.limits import limiters
 from ..store.locks import backfill, locks
@@ -143,6 +144,7 @@ class Maintenance:
         alias = self.alias
         return (
             Step("cron entries of code", ON_DEMAND, lambda: cron.sync(using=alias)),
+            Step("cron rows", 10.0, lambda: entries.adopt(default_zone=settings.TIME_ZONE, using=alias)),
             Step("cron", ON_DEMAND, self._run_due_cron_entries),
             Step("cron outcomes", 300.0, lambda: runs.record_run_outcomes(using=alias)),
             Step("cron history", 600.0, lambda: runs.forget_old(using=alias)),

@@ -192,6 +192,8 @@ def enqueue(entry: CronEntry) -> CronJob:
     if entry.queue:
         task = task.using(queue_name=entry.queue)
     args, kwargs = jsontext.decode(entry.args), jsontext.decode(entry.kwargs)
+    if not isinstance(args, list) or not isinstance(kwargs, dict):
+        raise _shape_error(args, kwargs)  # the row was not written by `save`
     # Decode the references, because `enqueue` would wrap them as plain dicts.
     if not task.plain_json:
         args, kwargs = decode_call(args, kwargs)
@@ -250,14 +252,14 @@ def _build_task_definition(
             value=describe_value(job),
         )
     if not isinstance(args, list | tuple) or not isinstance(kwargs, Mapping):
-        raise InvalidCron(
-            "args",
-            "expected a list, and kwargs a dict, got %(args)s and %(kwargs)s",
-            args=describe_value(args),
-            kwargs=describe_value(kwargs),
-        )
+        raise _shape_error(args, kwargs)
     positional, named = _encode_call(task, list(args), kwargs, is_json=is_json)
     return definition._replace(args=positional, kwargs=named)
+
+
+def _shape_error(args: object, kwargs: object) -> InvalidCron:
+    text = "expected a list, and kwargs a dict, got %(args)s and %(kwargs)s"
+    return InvalidCron("args", text, args=describe_value(args), kwargs=describe_value(kwargs))
 
 
 def _build_foreign_definition(definition: CronDefinition, jobtype: Any, args: Any, job: Any) -> CronDefinition:

@@ -163,13 +163,21 @@ def the_outbox_was_refused():
 
 def a_cron_schedule_matches_no_date():
     running_worker()
-    CronEntry.objects.create(name="leap", schedule="0 0 30 2 *", zone="UTC", jobtype="report", next_at=None)
+    CronEntry.objects.create(name="leap", schedule="0 0 30 2 *", zone="UTC", jobtype="report", problem="schedule: …")
     return "cron-never-runs", "leap"
 
 
 def no_node_runs_cron():
     running_worker()
     CronEntry.objects.create(name="nightly", schedule="0 3 * * *", zone="UTC", jobtype="report", next_at=ago(minutes=9))
+    return "cron-overdue", ""
+
+
+def no_node_reads_a_new_cron_row():
+    running_worker()
+    CronEntry.objects.create(
+        name="nightly", schedule="0 3 * * *", zone="UTC", jobtype="report", created_at=ago(minutes=9)
+    )
     return "cron-overdue", ""
 
 
@@ -190,7 +198,8 @@ INCIDENTS = [
     a_task_fails_beside_a_busy_healthy_one, a_misspelt_task_is_pushed, a_node_stopped_sending_heartbeats,
     a_queue_was_paused_and_forgotten, a_task_was_paused_and_forgotten, a_batch_waits_for_a_dead_member,
     a_child_batch_waits_for_a_dead_member, a_batch_waits_for_its_dead_callback, the_outbox_was_refused,
-    a_cron_schedule_matches_no_date, no_node_runs_cron, no_node_enqueues_due_jobs, the_database_is_slow,
+    a_cron_schedule_matches_no_date, no_node_runs_cron, no_node_reads_a_new_cron_row,
+    no_node_enqueues_due_jobs, the_database_is_slow,
 ]  # fmt: skip
 
 

@@ -6,6 +6,7 @@ from datetime import UTC, datetime, timedelta
 from decimal import Decimal
 
 import pytest
+from django.core.management import call_command
 from django.test import override_settings
 from django.utils import timezone
 
@@ -241,6 +242,7 @@ def test_an_invalid_entry_aborts_reading_the_definitions(in_settings):
 # --- on a node
 
 
+EACH_NOON = {"schedule": "0 12 * * *", "zone": "UTC", "jobtype": "ring", "next_at": NOON}
 EACH_SECOND = RING | {"schedule": "* * * * * *"}
 
 
@@ -270,6 +272,47 @@ def test_edits_pauses_and_new_entries_take_effect_without_a_restart(start_mainte
     assert CronRun.objects.latest("tick").tick <= paused_at
     rows.resume([entry.pk], using="default")
     wait_until(lambda: CronRun.objects.filter(tick__gt=paused_at).exists())
+
+
+@pytest.mark.parametrize("is_fixture", [False, True])
+def test_a_row_written_by_a_fixture_or_the_orm_runs_on_a_node_and_a_bad_one_is_reported(
+    start_maintenance, is_fixture, tmp_path, caplog
+):
+    made = {"schedule": "* * * * * *", "zone": "UTC", "jobtype": "ring"}
+    if is_fixture:
+        fixture = tmp_path / "entries.json"
+        model = "django_faktory.cronentry"
+        bad = {"model": model, "fields": made | {"name": "bad", "zone": "Mars", "created_at": str(NOON)}}
+        good = {"model": model, "fields": made | {"name": "good", "created_at": str(NOON)}}
+        fixture.write_text(json.dumps([bad, good]))
+        call_command("loaddata", fixture, verbosity=0)
+    else:
+        CronEntry.objects.create(name="bad", **made | {"zone": "Mars"})
+        CronEntry.objects.create(name="good", **made)
+    start_maintenance()
+    wait_until(lambda: CronRun.objects.filter(entry__name="good", outcome="enqueued").exists())
+    assert CronEntry.objects.get(name="bad").problem.startswith("zone: expected")
+    assert "cron entry disabled, its schedule is invalid name=bad" in caplog.text
+
+
+@pytest.mark.parametrize(
+    ("field", "note"),
+    [
+        ({"args": '{"name": 1}'}, "args: expected a list"),
+        ({"kwargs": "[]"}, "args: expected a list, and kwargs a dict"),
+        ({"args": "{"}, "invalid JSON"),
+        ({"args": "[1, 2, 3]"}, "too many positional arguments"),
+        ({"queue": "no queue"}, "queue names must match"),
+    ],
+)
+def test_a_row_with_a_wrong_call_is_recorded_as_refused_and_stops_no_other(task, field, note):
+    jobtype = task(greet).jobtype
+    CronEntry.objects.create(name="bad", **{**EACH_NOON, "jobtype": jobtype, "args": '["Ada"]', **field})
+    CronEntry.objects.create(name="good", **EACH_NOON)
+    take()
+    bad, good = CronRun.objects.order_by("entry__name")
+    assert (bad.outcome, good.outcome) == ("refused", "enqueued")
+    assert note in bad.note
 
 
 def test_maintenance_wakes_at_the_next_tick_and_otherwise_every_second(in_settings):

@@ -7,10 +7,11 @@ entries that are due.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Sequence
-from datetime import datetime
+from datetime import datetime, timedelta
 from typing import Any, NamedTuple
 
 from django.db.backends.base.base import BaseDatabaseWrapper
+from django.db.models import Q
 
 from ...core.cron import Schedule
 from ...core.logs import get_logger
@@ -20,6 +21,9 @@ from ..dialects import clock_of
 from ..transactions import run
 
 logger = get_logger(__name__)
+
+ADOPT_AFTER_S = 60
+"""Seconds to its next tick from which `adopt` looks for an earlier one."""
 
 
 class CronDefinition(NamedTuple):
@@ -92,6 +96,37 @@ def save(entry: CronEntry, *, using: str, now: datetime | None = None) -> None:
             entry.next_at, entry.problem = row.next_at, row.problem
 
     run(using, verb)
+
+
+def adopt(*, default_zone: str, using: str, now: datetime | None = None) -> None:
+    """Schedule entries whose rows were not written by `save`: by a fixture, the ORM or SQL.
+
+    Finds active rows without a next tick, and rows whose schedule or zone has an earlier one. A row without a zone gets
+    the default. An entry that can never run is logged once.
+    """
+
+    def verb(connection: BaseDatabaseWrapper) -> None:
+        clock = clock_of(connection, now)
+        active = CronEntry.objects.using(using).filter(paused_at=None, removed_at=None)
+        # A row with an earlier tick soon computes its next one when that is taken.
+        for entry in active.filter(Q(next_at=None) | Q(next_at__gt=clock + timedelta(seconds=ADOPT_AFTER_S))):
+            stored = {field: getattr(entry, field) for field in ("schedule", "zone", "next_at", "problem")}
+            entry.zone = entry.zone or default_zone
+            next_at = _compute_next(entry, clock)
+            if entry.next_at is not None and next_at is not None:
+                next_at = min(entry.next_at, next_at)
+            found = {"zone": entry.zone, "next_at": next_at, "problem": entry.problem}
+            # Guarded by what was read: another node or an edit may have changed the row.
+            if not found.items() <= stored.items() and active.filter(pk=entry.pk, **stored).update(**found):
+                log_problem(entry)
+
+    run(using, verb, atomic=False)
+
+
+def log_problem(entry: CronEntry) -> None:
+    """Log why the entry never runs, if it has such a problem."""
+    if entry.problem:
+        logger.error("cron entry disabled, its schedule is invalid name=%s error=%s", entry.name, entry.problem)
 
 
 def pause(ids: Sequence[int], *, using: str) -> int:

@@ -24,6 +24,7 @@ from ...models.cron import CronEntry, CronRun
 from ..database_errors import first_line
 from ..dialects import clock_of
 from ..transactions import run
+from .entries import log_problem
 
 logger = get_logger(__name__)
 
@@ -93,8 +94,9 @@ def _take_runs(connection: BaseDatabaseWrapper, pk: int, enqueue: Enqueue, now: 
     try:
         schedule = Schedule.of(entry.schedule, entry.zone)
     except InvalidCron as error:  # the zone data changed, or the row was edited manually
-        logger.error("cron entry disabled, its schedule is invalid name=%s error=%s", entry.name, error)  # noqa: TRY400
-        rows.update(next_at=None, problem=str(error))
+        entry.problem = str(error)
+        log_problem(entry)
+        rows.update(next_at=None, problem=entry.problem)
         return set()
     plan = due(schedule, entry.next_at, clock, missed=entry.missed, window_s=entry.window_s)
     if not rows.filter(next_at=entry.next_at).update(next_at=plan.next_at):

@@ -309,6 +309,61 @@ def test_an_invalid_entry_records_its_problem_and_is_no_longer_due(caplog):
     assert (one.next_at, one.problem) == (NOON + timedelta(hours=1), "")
 
 
+# --- rows that other code wrote
+
+
+def adopt(now=NOON):
+    entries.adopt(default_zone="Europe/Berlin", using=USING, now=now)
+
+
+@pytest.mark.parametrize("zone", ["UTC", ""])
+def test_an_entry_written_without_its_next_tick_runs(zone):
+    CronEntry.objects.bulk_create([CronEntry(name="ring", schedule="30 12 * * *", zone=zone, jobtype="noop")])
+    adopt()
+    half_past = NOON + timedelta(minutes=30)
+    expected = half_past if zone else half_past + timedelta(hours=22)  # half past 12 in Berlin is over
+    one = CronEntry.objects.get()
+    assert (one.next_at, one.zone) == (expected, zone or "Europe/Berlin")
+    take(expected)
+    assert [outcome for _, outcome in history()] == ["enqueued"]
+
+
+@pytest.mark.parametrize(("schedule", "next_at"), [("*/5 * * * *", NOON + timedelta(minutes=5)), ("61 * * * *", None)])
+def test_a_schedule_changed_in_the_row_applies_before_the_next_tick_of_the_old_one(schedule, next_at, caplog):
+    entry(schedule="0 0 1 1 *")
+    CronEntry.objects.update(schedule=schedule)
+    adopt()
+    one = CronEntry.objects.get()
+    assert (one.next_at, bool(one.problem)) == (next_at, next_at is None)
+    assert caplog.text.count("cron entry disabled, its schedule is invalid name=hourly") == (next_at is None)
+
+
+@pytest.mark.parametrize("field", [{"schedule": "every day"}, {"schedule": "0 0 30 2 *"}, {"zone": "Mars/Olympus"}])
+def test_a_row_that_can_never_run_is_reported_once_and_stops_no_other(field, caplog):
+    made = {"schedule": "0 * * * *", "zone": "UTC", "jobtype": "noop"}
+    CronEntry.objects.create(**{**made, **field}, name="bad")
+    CronEntry.objects.create(**made, name="good")
+    for _ in range(3):
+        adopt()
+    bad, good = CronEntry.objects.order_by("name")
+    assert (bad.next_at, good.next_at) == (None, NOON + timedelta(hours=1))
+    assert bad.problem.startswith(f"{min(field)}: ")
+    assert caplog.text.count("cron entry disabled, its schedule is invalid name=bad") == 1
+    CronEntry.objects.filter(name="bad").update(**{name: made[name] for name in field})
+    adopt()
+    assert list(CronEntry.objects.values_list("next_at", "problem")) == [(NOON + timedelta(hours=1), "")] * 2
+
+
+def test_an_entry_that_is_paused_removed_or_waits_for_its_tick_is_not_rescheduled(django_assert_max_num_queries):
+    entry("paused", paused_at=NOON)
+    entry("removed", removed_at=NOON)
+    entry("waits", schedule="0 18 * * *")
+    before = list(CronEntry.objects.order_by("pk").values())
+    with django_assert_max_num_queries(1):
+        adopt()
+    assert list(CronEntry.objects.order_by("pk").values()) == before
+
+
 # --- history
 
 
