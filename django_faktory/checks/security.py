@@ -1,4 +1,4 @@
-"""System checks of access control: E060 and W060 always, W061 to W066 with `--deploy`.
+"""System checks of access control: E060 and W060 always, W061 to W067 with `--deploy`.
 
 Reads settings, the environment and file modes. Never shows a secret.
 """
@@ -19,6 +19,7 @@ from django.core.exceptions import ImproperlyConfigured
 from .. import conf
 from ..brokers.client import parse_url
 from ..errors import FaktoryError
+from ..server.listening import find_max_backlog
 from ..tasks import encryption
 from ..tasks.base import import_tasks, registered
 
@@ -80,6 +81,7 @@ def check_deploy(**_: Any) -> list[CheckMessage]:
         *_check_tls(values, is_local=is_local),
         *_check_files(values),
         *_check_flush(values),
+        *_check_backlog(values),
     ]
 
 
@@ -200,4 +202,15 @@ def _check_flush(values: Mapping[str, Any]) -> Iterable[CheckMessage]:
             "FAKTORY['ALLOW_FLUSH']: any client can delete all jobs with one command",
             hint="Remove the setting: FLUSH is then allowed only if DEBUG is on.",
             id="django_faktory.W066",
+        )
+
+
+def _check_backlog(values: Mapping[str, Any]) -> Iterable[CheckMessage]:
+    max_backlog = find_max_backlog()
+    if max_backlog is not None and max_backlog < values["MAX_CONNECTIONS"]:
+        yield Warning(
+            f"FAKTORY['MAX_CONNECTIONS']: this system lets {max_backlog} connections wait to be accepted, expected "
+            f"{values['MAX_CONNECTIONS']}: after a restart some clients may wait for a minute",
+            hint=f"sysctl -w net.core.somaxconn={values['MAX_CONNECTIONS']}",
+            id="django_faktory.W067",
         )

@@ -11,10 +11,11 @@ import json
 import secrets
 import select
 from collections.abc import Callable, Mapping
+from contextlib import suppress
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
-from socket import AF_INET, AF_INET6
-from threading import Event
-from typing import NamedTuple
+from socket import AF_INET, AF_INET6, SHUT_RDWR
+from threading import BoundedSemaphore, Event
+from typing import Any, NamedTuple
 
 from django.db import connections
 
@@ -39,6 +40,17 @@ SERVER_S = 5.0
 
 CLIENT_S = 5.0
 """Socket timeout for a client of the probes."""
+
+MAX_PROBES = 16
+"""Clients of the probes that are served at a time, each in a thread and perhaps with a database connection."""
+
+SLOT_S = 0.2
+"""Seconds that a client waits for a thread before it is refused."""
+
+BACKLOG = 1024
+"""Clients that may wait to be accepted."""
+
+_BUSY = b"HTTP/1.0 503 Service Unavailable\r\nContent-Length: 0\r\n\r\n"
 
 STOP_CHECK_S = 0.25
 """Interval of the check whether the thread has to stop."""
@@ -148,6 +160,34 @@ class _ProbeServer(ThreadingHTTPServer):
     # A probe that waits for the database must not delay the end of the process.
     daemon_threads = True
     block_on_close = False
+    request_queue_size = BACKLOG
+
+    def __init__(self, *args: Any) -> None:
+        super().__init__(*args)
+        self._slots = BoundedSemaphore(MAX_PROBES)
+        self.silent: dict[Any, None] = {}
+        """Sockets that have sent no request yet, the oldest first."""
+
+    def process_request(self, request: Any, client_address: Any) -> None:
+        """Answer in a thread. If all are in use, close the oldest silent client, or else refuse this one."""
+        if not self._slots.acquire(blocking=False):
+            with suppress(StopIteration, OSError):  # it has just sent its request, or has gone
+                next(iter(self.silent)).shutdown(SHUT_RDWR)
+            if not self._slots.acquire(timeout=SLOT_S):
+                with suppress(OSError):
+                    request.send(_BUSY)
+                self.shutdown_request(request)
+                return
+        self.silent[request] = None
+        super().process_request(request, client_address)
+
+    def process_request_thread(self, request: Any, client_address: Any) -> None:
+        """Answer one client, then free its thread for another one."""
+        try:
+            super().process_request_thread(request, client_address)
+        finally:
+            self.silent.pop(request, None)
+            self._slots.release()
 
     def handle_error(self, request: object, client_address: object) -> None:
         """Ignore errors of a connection: the client has closed it."""
@@ -156,10 +196,12 @@ class _ProbeServer(ThreadingHTTPServer):
 class _ProbeHandler(BaseHTTPRequestHandler):
     # Read by `socketserver`: a client that sends nothing must not keep a thread.
     timeout = CLIENT_S
+    server: _ProbeServer
     checks: Mapping[str, Mapping[str, Check]]
 
     def do_GET(self) -> None:
         """Answer `/healthz` or `/readyz`, after a check of the token if one is set."""
+        self.server.silent.pop(self.request, None)
         token = str(conf.get("METRICS_TOKEN"))
         authorization = self.headers.get("Authorization", "")
         checks = self.checks.get(self.path.partition("?")[0])

@@ -21,6 +21,7 @@ from ..core.protocol.usual import parse_usual
 from ..errors import AuthenticationFailed, FaktoryError, InvalidPayload, ProtocolError, UnknownCommand
 from .buffer_limits import SMALL_BYTES
 from .context import ServerContext
+from .listening import TOO_MANY
 from .long_commands import PendingCommand
 from .tcp_keepalive import keep_alive
 
@@ -93,13 +94,13 @@ class Connection(asyncio.Protocol):
     # --- callbacks of the transport ---
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
-        """Send the greeting, or reject the client if MAX_CONNECTIONS is reached (W8)."""
+        """Send the greeting, or reject a client that has completed its TLS handshake and is one too many (W8)."""
         self._transport = cast(asyncio.Transport, transport)
         self._transport.set_write_buffer_limits(high=self.server.tuning.write_buffer_bytes)
         if raw := transport.get_extra_info("socket"):
             keep_alive(raw)
         if not self.server.admit(self):
-            self._write(resp.error("too many connections"))
+            self._write(TOO_MANY)
             self.close()
             return
         peer = transport.get_extra_info("peername")

@@ -35,6 +35,7 @@ from .group_commit import MAX_SET_WEIGHT, Begin, CommitQueue
 from .handlers.jobs import VERBS
 from .handshake_queue import HandshakeQueue
 from .intake import REST_S, Intake
+from .listening import Acceptor, find_max_backlog, limit_connections, open_sockets
 from .lock_waits import WIDTH as LOCK_WAITS
 from .lock_waits import LockWaits
 from .login_throttle import LoginThrottle
@@ -64,7 +65,6 @@ UNPAUSED_BULK = 1000
 MAX_PUSH_IN_EXCHANGE = 50
 """Weight above which a PUSH or PUSHB uses the bulk queue instead, so that it does not delay single commands."""
 
-BACKLOG = 128
 WIDTH = 2
 """Concurrent exchanges. Each uses a database connection; a third gained nothing on two cores."""
 
@@ -108,9 +108,8 @@ class Server:
         self.command_count = 0
         self.on_scheduled: Callable[[datetime], None] = lambda _: None
         """Called with the earliest time of newly stored scheduled jobs, so that maintenance can wake up in time."""
-        self._max_connections: int = conf.get("MAX_CONNECTIONS")
         self.line_buffer_limit = LineBufferLimit(LONGEST_AT_ONCE * self.max_command_bytes)
-        self._connection_factory = ConnectionFactory(self, tls, limit=self._max_connections)
+        self._tls = tls
         self._listen = listen
         self._shares_port = shares_port
         self._connections: set[ConnectedClient] = set()
@@ -149,8 +148,8 @@ class Server:
     # --- called by connections and verbs ---
 
     def admit(self, connection: ConnectedClient) -> bool:
-        """Register a connection; return False if MAX_CONNECTIONS is reached (W8)."""
-        if len(self._connections) >= self._max_connections:
+        """Register a connection; return False if there are too many others (W8). Idempotent."""
+        if connection not in self._connections and len(self._connections) >= self._max_connections:
             return False
         self._connections.add(connection)
         return True
@@ -260,25 +259,39 @@ class Server:
 
     async def _serve(self) -> None:
         try:
-            listening = await asyncio.get_running_loop().create_server(
-                self._connection_factory, *self.address, backlog=BACKLOG, reuse_port=self._shares_port
-            )
+            sockets = open_sockets(*self.address, shares_port=self._shares_port)
         except OSError as error:
             raise FaktoryError(_cannot_listen(self.address, error)) from error
+        self.address = sockets[0].getsockname()[:2]
         self._open_intake()
         self._open_commit_queues()
         self._open_fetch_queue()
         self._start_listener()
-        self.address = next(iter(listening.sockets)).getsockname()[:2]
+        self._max_connections = self._limit_connections()
+        self._connection_factory = ConnectionFactory(self, self._tls, limit=self._max_connections)
+        acceptor = Acceptor(sockets, self._connection_factory, self.loop)
         self.started.set()
         logger.info("server listens address=%s:%d", *self.address)
         # `stop` before `started` was set could not reach the loop: the flag covers that race.
         if not self._is_stopping:
             await self._stop_requested.wait()
-        listening.close()
+        acceptor.close()
         self._connection_factory.close()
         await self._shut_down()
         logger.info("server stopped commands=%d", self.command_count)
+
+    def _limit_connections(self) -> int:
+        """Return how many connections this node serves: MAX_CONNECTIONS, or fewer if it may open fewer files."""
+        wanted: int = conf.get("MAX_CONNECTIONS")
+        spare = self.tuning.spare_handshakes if self._tls else 0
+        limit = limit_connections(wanted + spare) - spare
+        if limit < wanted:
+            logger.warning(
+                "fewer connections than MAX_CONNECTIONS, because of the hard limit of open files limit=%d", limit
+            )
+        if (max_backlog := find_max_backlog()) is not None and max_backlog < wanted:
+            logger.warning("net.core.somaxconn is smaller than MAX_CONNECTIONS somaxconn=%d", max_backlog)
+        return limit
 
     def _open_intake(self) -> None:
         self.handshake_queue = HandshakeQueue(self.loop)

@@ -15,6 +15,7 @@ from typing import Any, cast
 from ..core.logs import get_logger
 from .connection import Connection
 from .context import ServerContext
+from .listening import TOO_MANY
 
 logger = get_logger(__name__)
 
@@ -23,29 +24,34 @@ _MORE_IS_NEEDED = (ssl.SSLWantReadError, ssl.SSLWantWriteError)
 
 
 class ConnectionFactory:
-    """Protocol factory of the server's port. Counts TLS handshakes; `limit` is MAX_CONNECTIONS."""
+    """Create the protocols of the server's port. Counts TLS handshakes; `limit` is that of connections."""
 
     def __init__(self, server: ServerContext, tls: ssl.SSLContext | None, *, limit: int) -> None:
         self.server = server
         self._tls = tls
         self._limit = limit + server.tuning.spare_handshakes
         self._handshakes: set[TlsTransport] = set()
+        self.refusal = TOO_MANY if tls is None else b""
+        """Sent to a client that is closed immediately. Before a handshake there can be none."""
 
-    def __call__(self) -> asyncio.BaseProtocol:
-        """Return the protocol for an accepted socket."""
-        return Connection(self.server) if self._tls is None else TlsTransport(self, self._tls)
-
-    def admit(self, transport: TlsTransport) -> bool:
-        """Register a handshake; return False if there are too many connections."""
+    def accept(self) -> Connection | TlsTransport | None:
+        """Return the protocol for an accepted socket; None if there are too many connections."""
+        if self._tls is None:
+            connection = Connection(self.server)
+            return connection if self.server.admit(connection) else None
         # A handshake has no Connection yet, but costs memory and CPU time: it counts too.
         if self.server.connection_count + len(self._handshakes) >= self._limit:
-            return False
-        self._handshakes.add(transport)
-        return True
+            return None
+        handshake = TlsTransport(self, self._tls)
+        self._handshakes.add(handshake)
+        return handshake
 
-    def forget(self, transport: TlsTransport) -> None:
-        """Remove a handshake that ended or failed; idempotent."""
-        self._handshakes.discard(transport)
+    def forget(self, protocol: asyncio.BaseProtocol) -> None:
+        """Remove a handshake that ended or failed, or a connection that never began; idempotent."""
+        if isinstance(protocol, TlsTransport):
+            self._handshakes.discard(protocol)
+        elif isinstance(protocol, Connection):
+            self.server.forget(protocol)
 
     def close(self) -> None:
         """Abort all connections that have not completed the handshake."""
@@ -73,9 +79,6 @@ class TlsTransport(asyncio.Transport, asyncio.Protocol):
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         """Start the timeout of the handshake: HELLO_TIMEOUT, as for HELLO (W3)."""
         self._socket = cast(asyncio.Transport, transport)
-        if not self._connection_factory.admit(self):
-            self.abort()
-            return
         server = self._connection_factory.server
         self._deadline = server.loop.call_later(server.hello_timeout_s, self._fail, TimeoutError("not in time"))
 

@@ -12,6 +12,7 @@ from django.db import connections
 from django.test import override_settings
 
 from django_faktory.checks.security import is_loopback
+from django_faktory.server.listening import find_max_backlog
 from tests.programs import ROOT
 from tests.server.raw import CERTIFICATE
 
@@ -55,6 +56,14 @@ def test_a_short_password_is_a_warning_that_does_not_show_it():
 def test_a_public_bind_without_tls_is_a_warning():
     assert list(find_warnings(**GOOD, BIND="0.0.0.0:7419")) == ["W063"]
     assert "W063" not in find_warnings(**GOOD, BIND="0.0.0.0:7419", TLS_CERT=str(CERTIFICATE))
+
+
+def test_more_connections_than_the_system_lets_wait_are_a_warning():
+    if find_max_backlog() is None:
+        pytest.skip("only Linux shows its limit")
+    found = find_warnings(**GOOD, MAX_CONNECTIONS=find_max_backlog() + 1)
+    assert list(found) == ["W067"]
+    assert f"somaxconn={find_max_backlog() + 1}" in found["W067"]
 
 
 def test_a_remote_broker_without_tls_is_a_warning(monkeypatch):

@@ -2,6 +2,7 @@
 
 import json
 import os
+import resource
 import sys
 
 from tests.settings import *  # noqa: F403
@@ -17,6 +18,10 @@ INSTALLED_APPS[INSTALLED_APPS.index("django.contrib.admin")] = "django.contrib.a
 INSTALLED_APPS += ["tests.runtime.processes", *os.environ.get("FAKTORY_TEST_APPS", "").split()]
 FAKTORY: dict[str, object] = json.loads(os.environ.get("FAKTORY_TEST_SETTINGS", "{}"))
 DEBUG = "FAKTORY_TEST_DEBUG" in os.environ
+
+if "FAKTORY_TEST_OPEN_FILES" in os.environ:
+    soft, hard = map(int, os.environ["FAKTORY_TEST_OPEN_FILES"].split())
+    resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
 
 sys.path += os.environ.get("FAKTORY_TEST_PATH", "").split()
 if "FAKTORY_TEST_LOGGING" in os.environ:

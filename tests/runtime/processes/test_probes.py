@@ -7,6 +7,8 @@ import socket
 import threading
 import urllib.error
 import urllib.request
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import ExitStack
 
 import pytest
 
@@ -179,3 +181,33 @@ def test_probes_require_the_metrics_token_if_one_is_set(answering, settings):
     assert asked(address, "/healthz")[0] == 401
     assert asked(address, "/healthz", Authorization="Bearer sesam")[0] == 401
     assert asked(address, "/healthz", Authorization="Bearer sesame") == good("x")
+
+
+def test_a_burst_of_silent_clients_neither_starts_a_thread_each_nor_stops_the_probes(answering):
+    before = threading.active_count()
+    address = answering(health_server.Checks({"it": lambda: ""}, {}))
+    with ExitStack() as silent:
+        for _ in range(200):
+            silent.enter_context(socket.create_connection(address, timeout=60))
+        assert asked(address, "/healthz") == good("it")
+        assert threading.active_count() - before <= 1 + health_server.MAX_PROBES
+
+
+def test_probes_above_the_limit_are_refused_while_checks_hang(answering):
+    released = threading.Event()
+    address = answering(health_server.Checks({"it": lambda: "" if released.wait(60) else "late"}, {}))
+    answers = []
+
+    def ask():
+        try:
+            answers.append(asked(address, "/healthz"))
+        except OSError:  # it was the oldest that had sent nothing yet
+            answers.append((503, {}))
+
+    with ThreadPoolExecutor(3 * health_server.MAX_PROBES) as threads:
+        for _ in range(3 * health_server.MAX_PROBES):
+            threads.submit(ask)
+        wait_until(lambda: answers)
+        released.set()
+    assert answers[0] == (503, {})
+    assert {repr(answer) for answer in answers} == {repr((503, {})), repr(good("it"))}
