@@ -144,7 +144,7 @@ class Maintenance:
         alias = self.alias
         return (
             Step("cron entries of code", ON_DEMAND, lambda: cron.sync(using=alias)),
-            Step("cron rows", 10.0, lambda: entries.adopt(default_zone=settings.TIME_ZONE, using=alias)),
+            Step("cron rows", 60.0, lambda: entries.adopt(default_zone=settings.TIME_ZONE, using=alias)),
             Step("cron", ON_DEMAND, self._run_due_cron_entries),
             Step("cron outcomes", 300.0, lambda: runs.record_run_outcomes(using=alias)),
             Step("cron history", 600.0, lambda: runs.forget_old(using=alias)),
@@ -289,6 +289,7 @@ class Maintenance:
             "reservations": pending.has_expired_reservations,
             "workers": pending.has_silent_workers,
             "expired jobs": pending.has_expired_jobs,
+            "cron rows": pending.has_unscheduled_entries,
             "cron": tick_in_s <= 0,
             "limiters": opens_in_s <= 0,
         }

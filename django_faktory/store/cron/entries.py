@@ -11,7 +11,7 @@ from datetime import datetime, timedelta
 from typing import Any, NamedTuple
 
 from django.db.backends.base.base import BaseDatabaseWrapper
-from django.db.models import Q
+from django.db.models import QuerySet
 
 from ...core.cron import Schedule
 from ...core.logs import get_logger
@@ -98,6 +98,11 @@ def save(entry: CronEntry, *, using: str, now: datetime | None = None) -> None:
     run(using, verb)
 
 
+def find_unscheduled(*, using: str) -> QuerySet[CronEntry]:
+    """Return the entries whose rows were written without their next tick, and that no node has seen since."""
+    return CronEntry.objects.using(using).filter(next_at=None, paused_at=None, removed_at=None, problem="")
+
+
 def adopt(*, default_zone: str, using: str, now: datetime | None = None) -> None:
     """Schedule entries whose rows were not written by `save`: by a fixture, the ORM or SQL.
 
@@ -106,10 +111,13 @@ def adopt(*, default_zone: str, using: str, now: datetime | None = None) -> None
     """
 
     def verb(connection: BaseDatabaseWrapper) -> None:
-        clock = clock_of(connection, now)
         active = CronEntry.objects.using(using).filter(paused_at=None, removed_at=None)
-        # A row with an earlier tick soon computes its next one when that is taken.
-        for entry in active.filter(Q(next_at=None) | Q(next_at__gt=clock + timedelta(seconds=ADOPT_AFTER_S))):
+        entries = list(active)
+        clock = clock_of(connection, now) if entries else None
+        for entry in entries:
+            # An entry that is due soon computes its next tick then.
+            if entry.next_at and entry.next_at < clock + timedelta(seconds=ADOPT_AFTER_S):
+                continue
             stored = {field: getattr(entry, field) for field in ("schedule", "zone", "next_at", "problem")}
             entry.zone = entry.zone or default_zone
             next_at = _compute_next(entry, clock)

@@ -17,6 +17,7 @@ from django.db.models.functions import Now
 
 from ...models import Job, Limiter
 from ...models.cron import CronEntry
+from ..cron.entries import find_unscheduled
 from ..jobs.failures import reserved_jobs
 from ..locks.locks import unmarked_locks
 from ..transactions import run
@@ -32,11 +33,13 @@ class PendingWork(NamedTuple):
     has_expired_locks: bool = False
     """Whether locks have expired."""
     has_expired_reservations: bool = False
-    """Whether reservations have expired (W19). Like the next two, False if it was not requested."""
+    """Whether reservations have expired (W19). Like the next three, False if it was not requested."""
     has_silent_workers: bool = False
     """Whether workers have stopped sending heartbeats (W20)."""
     has_expired_jobs: bool = False
     """Whether jobs have expired."""
+    has_unscheduled_entries: bool = False
+    """Whether rows of cron entries were written without their next tick."""
     tick_in_s: float | None = None
     """Seconds until the next run of a cron entry; None if there is none."""
     opens_in_s: float | None = None
@@ -59,13 +62,16 @@ def find_pending_work(*, using: str, now: datetime | None = None, worker_timeout
         delays_s = [None if time is None else (time - (now or clock)).total_seconds() for time in times]  # type: ignore[operator]  # the first column is never NULL
         due_in_s = min((seconds for seconds in delays_s[2:] if seconds is not None), default=None)
         has_expired_locks, *requested = map(bool, row[heads + 3 :])
-        has_expired_reservations, has_silent_workers, has_expired_jobs = requested or (False, False, False)
+        has_expired_reservations, has_silent_workers, has_expired_jobs, has_unscheduled_entries = (
+            requested or [False] * 4
+        )
         return PendingWork(
             due_in_s=due_in_s,
             has_expired_locks=has_expired_locks,
             has_expired_reservations=has_expired_reservations,
             has_silent_workers=has_silent_workers,
             has_expired_jobs=has_expired_jobs,
+            has_unscheduled_entries=has_unscheduled_entries,
             tick_in_s=delays_s[0],
             opens_in_s=delays_s[1],
         )
@@ -92,10 +98,12 @@ def _build_statement(using: str, worker_timeout_s: float | None) -> tuple[str, t
     checks = [_compile_first(unmarked_locks(using=using), "expires_at", using)]
     if worker_timeout_s is not None:
         checks.append(_compile_first(reserved_jobs(using=using), "reserved_until", using))
-        # A condition is cheap here: the table has one row per worker process.
+        # A condition is cheap here: the tables have one row per worker process, or per cron entry.
         stale, values = _compile(find_stale_workers(worker_timeout_s, using=using).values("pk"), using)
         checks.append((f"EXISTS ({stale})", values))
         checks.append(_compile_first(find_expiring_jobs(using=using), "expires_at", using))
+        unscheduled, values = _compile(find_unscheduled(using=using).values("pk"), using)
+        checks.append((f"EXISTS ({unscheduled})", values))
     parts = [(now, now_values), *heads]
     for sql, values in checks:
         parts.append((sql, values) if sql.startswith("EXISTS") else (f"{sql} <= {now}", (*values, *now_values)))
