@@ -35,9 +35,17 @@ class JobFactory(DjangoModelFactory):
         working = factory.Trait(
             state="working", wid="w1", attempt=1, started_at=T0, reserved_until=T0 + timedelta(seconds=1800)
         )
-        retries = factory.Trait(state="retries", run_at=T0 + timedelta(hours=1), failures=1, attempt=1, wid="w1")
+        retries = factory.Trait(
+            state="retries", run_at=T0 + timedelta(hours=1), failures=1, attempt=1, wid="w1", failed_at=T0
+        )
         dead = factory.Trait(
-            state="dead", finished_at=T0, purge_at=T0 + timedelta(days=180), failures=26, attempt=26, wid="w1"
+            state="dead",
+            finished_at=T0,
+            failed_at=T0,
+            purge_at=T0 + timedelta(days=180),
+            failures=26,
+            attempt=26,
+            wid="w1",
         )
         succeeded = factory.Trait(
             state="succeeded", finished_at=T0, purge_at=T0 + timedelta(days=1), attempt=1, wid="w1", result_ttl=86_400

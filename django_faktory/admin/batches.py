@@ -17,7 +17,8 @@ from django.utils.translation import gettext_lazy as _
 
 from ..core.batch_rules import CallbackProgress, Kind, is_open
 from ..core.json.jsontext import decode
-from ..core.lifecycle import State
+from ..core.lifecycle import FAILED, State
+from ..core.queries import LATEST_FAILURE
 from ..errors import FaktoryError
 from ..models import Batch, Job
 from ..operations import bulk
@@ -279,8 +280,8 @@ class BatchAdmin(ReadOnlyAdmin):
         """Return the latest failed members of the batch and of the batches below it, with their errors."""
         using = alias_of(batch)
         bids = [one.bid for one in _read_tree(batch) if one.depth >= batch.depth]
-        failed = Job.objects.using(using).in_state(State.DEAD, State.RETRIES).filter(bid__in=bids).order_by("-pk")
-        jobs = failed.only("pk", "jobtype", "state", "errtype", "jid")[:MAX_FAILED_SHOWN]
+        failed = Job.objects.using(using).in_state(*FAILED).filter(bid__in=bids)
+        jobs = failed.order_by(*LATEST_FAILURE).only("pk", "jobtype", "state", "errtype", "jid")[:MAX_FAILED_SHOWN]
         lines = [
             (
                 reverse("admin:django_faktory_job_change", args=[job.pk]),

@@ -127,6 +127,9 @@ TRANSITIONS: dict[State | None, dict[Event, frozenset[State | None]]] = {
 DELAYED = frozenset({State.SCHEDULED, State.RETRIES})
 """States of jobs that wait for their time; jobs that wait for a worker are `enqueued`."""
 
+FAILED = (State.RETRIES, State.DEAD)
+"""States of jobs whose latest run failed, or that were killed: their rows have the time of it."""
+
 LIVE = frozenset({State.SCHEDULED, State.ENQUEUED, State.BLOCKED, State.WORKING, State.RETRIES})
 FINISHED = frozenset(State) - LIVE
 

@@ -9,6 +9,9 @@ from __future__ import annotations
 import json
 import re
 from collections.abc import Callable, Iterable
+from contextlib import suppress
+from datetime import datetime
+from functools import partial
 from typing import Any
 
 import msgspec
@@ -16,7 +19,7 @@ import msgspec
 from ..errors import InvalidPayload, InvalidQuery, TranslatableError, translatable
 from .json import jsontext
 from .json.fields import abbreviate
-from .lifecycle import State
+from .lifecycle import FAILED, State
 from .suggestions import find_closest
 
 MAX_TEXT = 4000
@@ -28,10 +31,14 @@ SEARCHED = 10_000
 MAX_SEARCHED = 10_000_000
 """Largest number that `among:` accepts."""
 
+LATEST_FAILURE = ("-failed_at", "-id")
+"""The order of lists of failed jobs: the latest failure first."""
+
 _UNITS = {"w": 604_800, "d": 86_400, "h": 3600, "m": 60, "s": 1}
 # Nine digits at most for each unit, which bounds the work of int() on a client's text.
 _duration = re.compile(r"(?:(\d{1,9})w)?(?:(\d{1,9})d)?(?:(\d{1,9})h)?(?:(\d{1,9})m)?(?:(\d{1,9})s)?")
-_key = re.compile(r"([a-z]+):")
+_time = re.compile(r"(?:19[7-9]|2\d\d)\d-\d\d-\d\d(?:T\d\d:\d\d(?::\d\d)?(?:Z|[+-]\d\d:\d\d)?)?", re.ASCII)
+_key = re.compile(r"([a-z_]+):")
 _bare_value = re.compile(r"[^\s,\"]+")
 _plain = re.compile(r"[^\s,\"*]+")
 _quoted = re.compile(r'"(?:[^"\\]|\\.)*"')
@@ -40,6 +47,10 @@ _jid = re.compile(r"[A-Za-z0-9_.-]{8,255}")
 _label = re.compile(r"[a-z_][a-z0-9_]*\.[a-z_][a-z0-9_]*/.+", re.DOTALL)
 _decoder = json.JSONDecoder()
 _states_known = frozenset(map(str, State))
+_AGES = ("older", "newer", "failed_before", "failed_after")
+
+Age = int | datetime
+"""How long ago, in seconds, or a time; a time without an offset is in the time zone of the project."""
 
 
 class Pattern(msgspec.Struct, frozen=True, gc=False):
@@ -61,9 +72,12 @@ class Query(msgspec.Struct, frozen=True, kw_only=True, gc=False):
     """Objects, as `app.model/pk`."""
     batches: tuple[str, ...] = ()
     jids: tuple[str, ...] = ()
-    older_s: int | None = None
-    """Pushed more than this number of seconds ago; `newer_s` is the opposite."""
-    newer_s: int | None = None
+    older: Age | None = None
+    """Pushed before this; `newer` is the opposite."""
+    newer: Age | None = None
+    failed_before: Age | None = None
+    """With a latest failure before this; `failed_after` is the opposite."""
+    failed_after: Age | None = None
     args: str | None = None
     """JSON of all positional arguments."""
     texts: tuple[str, ...] = ()
@@ -83,8 +97,7 @@ class Query(msgspec.Struct, frozen=True, kw_only=True, gc=False):
             _format_values("about", map(_quote_if_needed, self.about)),
             _format_values("batch", map(_quote_if_needed, self.batches)),
             _format_values("jid", map(_quote_if_needed, self.jids)),
-            _format_values("older", [] if self.older_s is None else [_format_duration(self.older_s)]),
-            _format_values("newer", [] if self.newer_s is None else [_format_duration(self.newer_s)]),
+            *(_format_values(key, map(_format_age, filter(_is_given, [getattr(self, key)]))) for key in _AGES),
             _format_values("args", [] if self.args is None else [self.args]),
             *(_format_values("text", [_quote_if_needed(text)]) for text in self.texts),
             *(_format_values("message", [_quote_if_needed(text)]) for text in self.messages),
@@ -96,6 +109,18 @@ class Query(msgspec.Struct, frozen=True, kw_only=True, gc=False):
     def is_empty(self) -> bool:
         """True if there is no condition, so that the query matches every job."""
         return self == Query(among=self.among)
+
+    @property
+    def in_states(self) -> tuple[State, ...]:
+        """The states of its jobs; a time of failure alone selects failed jobs, which have one."""
+        has_time = self.failed_before is not None or self.failed_after is not None
+        return self.states or (FAILED if has_time else ())
+
+    @property
+    def order(self) -> tuple[str, ...]:
+        """The order of a list, the latest first: by failure if all its jobs have failed, else by push."""
+        is_of_failed = self.in_states and set(self.in_states) <= set(FAILED)
+        return LATEST_FAILURE if is_of_failed else ("-id",)
 
     @property
     def searches(self) -> bool:
@@ -111,10 +136,11 @@ class Query(msgspec.Struct, frozen=True, kw_only=True, gc=False):
     def has_index(self) -> bool:
         """True if an index leads to few rows, or to the rows that are shown first anyway: see docs/queries.md."""
         # Conditions that filter row by row once the state has been found by its index.
-        filters = self.queues or self.tasks or self.errors or self.older_s is not None or self.newer_s is not None
+        ages = [getattr(self, key) for key in _AGES]
+        filters = self.queues or self.tasks or self.errors or any(map(_is_given, ages))
         # Succeeded rows can be millions: without another filter a page reads the newest ones only, with one it scans
         # them all.
-        is_short = bool(self.states) and (State.SUCCEEDED not in self.states or not filters)
+        is_short = bool(self.in_states) and (State.SUCCEEDED not in self.in_states or not filters)
         return is_short or bool(self.about or self.batches or self.jids)
 
 
@@ -315,7 +341,7 @@ def _read_objects(text: str, at: int, conditions: dict[str, Any]) -> int:
     return at
 
 
-def _single_reader(key: str, field: str, convert: Callable[[str], int]) -> Reader:
+def _single_reader(key: str, field: str, convert: Callable[[str], Any]) -> Reader:
     def read(text: str, at: int, conditions: dict[str, Any]) -> int:
         values, at = _read_values(text, at, key)
         if field in conditions or len(values) > 1:
@@ -338,6 +364,22 @@ def parse_seconds(text: str, key: str = "older") -> int:
     seconds = sum(int(part) * unit for part, unit in zip(match.groups(default="0"), _UNITS.values(), strict=True))
     # Capped at 100 years: larger intervals overflow the dates of databases.
     return min(seconds, 100 * 365 * 86_400)
+
+
+def _parse_age(text: str, key: str) -> Age:
+    """Return the seconds of a duration, or a time, which is naive without an offset. Raises InvalidQuery."""
+    with suppress(InvalidQuery):
+        return parse_seconds(text, key)
+    # fromisoformat() also accepts other forms, such as week dates, and years that no database stores.
+    if _time.fullmatch(text):
+        with suppress(ValueError):
+            return datetime.fromisoformat(text)
+    raise InvalidQuery(
+        "%(key)s: expected a duration such as 15m, 1h30m or 2d, or a time such as 2026-11-27 or 2026-11-27T14:30, got "
+        "%(value)s",
+        key=key,
+        value=abbreviate(text),
+    )
 
 
 def _parse_count(text: str) -> int:
@@ -374,8 +416,7 @@ _READERS: dict[str, Reader] = {
     "about": _read_objects,
     "batch": _names_reader("batch", "batches"),
     "jid": _names_reader("jid", "jids"),
-    "older": _single_reader("older", "older_s", parse_seconds),
-    "newer": _single_reader("newer", "newer_s", lambda text: parse_seconds(text, "newer")),
+    **{key: _single_reader(key, key, partial(_parse_age, key=key)) for key in _AGES},
     "args": _read_arguments,
     "text": _names_reader("text", "texts"),
     "message": _names_reader("message", "messages"),
@@ -398,6 +439,14 @@ def _format_pattern(pattern: Pattern) -> str:
 
 def _quote_if_needed(value: str) -> str:
     return value if _plain.fullmatch(value) else json.dumps(value, ensure_ascii=False)
+
+
+def _is_given(value: object) -> bool:
+    return value is not None
+
+
+def _format_age(age: Age) -> str:
+    return age.isoformat() if isinstance(age, datetime) else _format_duration(age)
 
 
 def _format_duration(seconds: int) -> str:

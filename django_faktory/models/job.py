@@ -9,21 +9,23 @@ from __future__ import annotations
 import json
 import re
 from collections.abc import Callable, Iterable
-from datetime import timedelta
+from datetime import datetime, timedelta
 from functools import reduce
 from operator import or_
 from typing import TYPE_CHECKING, Any, ClassVar, Self
 
+from django.conf import settings
 from django.core.checks import CheckMessage
 from django.db import models
 from django.db.backends.base.base import BaseDatabaseWrapper
 from django.db.models import F, Q, Subquery, Value
 from django.db.models.functions import Coalesce, Length, Now, Replace, Right, StrIndex, Substr
+from django.utils import timezone
 
 from ..core import queries
 from ..core.json import jsontext
 from ..core.lifecycle import State
-from ..core.queries import Pattern, Query, parse_query
+from ..core.queries import Age, Pattern, Query, parse_query
 from .constraints import JOB_CONSTRAINT
 from .fields import ExactCharField
 from .hooks import operations
@@ -129,13 +131,21 @@ class JobQuerySet(models.QuerySet["Job"]):
         """
         return self.filter(_failed_with([_pattern(_path(error)) for error in errors]))
 
-    def older_than(self, age: timedelta) -> Self:
-        """Filter jobs that were pushed more than `age` ago."""
-        return self.filter(created_at__lt=Now() - age)
+    def older_than(self, age: timedelta | datetime) -> Self:
+        """Filter jobs that were pushed more than `age` ago, or before a time."""
+        return self.filter(created_at__lt=_moment(age))
 
-    def newer_than(self, age: timedelta) -> Self:
-        """Filter jobs that were pushed at most `age` ago."""
-        return self.filter(created_at__gte=Now() - age)
+    def newer_than(self, age: timedelta | datetime) -> Self:
+        """Filter jobs that were pushed at most `age` ago, or since a time."""
+        return self.filter(created_at__gte=_moment(age))
+
+    def failed_before(self, age: timedelta | datetime) -> Self:
+        """Filter jobs with a latest failure more than `age` ago, or before a time."""
+        return self.filter(failed_at__lt=_moment(age))
+
+    def failed_after(self, age: timedelta | datetime) -> Self:
+        """Filter jobs with a latest failure at most `age` ago, or since a time."""
+        return self.filter(failed_at__gte=_moment(age))
 
     def about(self, *objects: models.Model | str) -> Self:
         """Filter jobs about any of these objects: see `using(about=…)`."""
@@ -184,7 +194,7 @@ class JobQuerySet(models.QuerySet["Job"]):
     def matching(self, query: Query | str) -> Self:
         """Filter jobs that a query describes. Raises InvalidQuery for a text that is not a valid query."""
         parsed = parse_query(query) if isinstance(query, str) else query
-        jobs = self.in_state(*parsed.states) if parsed.states else self
+        jobs = self.in_state(*parsed.in_states) if parsed.in_states else self
         for condition in _conditions(parsed):
             jobs = jobs.filter(condition)
         # Last, so that `newest` counts jobs that match all other conditions.
@@ -253,10 +263,25 @@ def _conditions(query: Query) -> Iterable[Q]:
         yield Q(bid__in=query.batches)
     if query.jids:
         yield Q(jid__in=query.jids)
-    if query.older_s is not None:
-        yield Q(created_at__lt=Now() - timedelta(seconds=query.older_s))
-    if query.newer_s is not None:
-        yield Q(created_at__gte=Now() - timedelta(seconds=query.newer_s))
+    for condition, age in (
+        ("created_at__lt", query.older),
+        ("created_at__gte", query.newer),
+        ("failed_at__lt", query.failed_before),
+        ("failed_at__gte", query.failed_after),
+    ):
+        if age is not None:
+            yield Q(**{condition: _moment(age)})
+
+
+def _moment(age: Age | timedelta) -> Any:
+    """Return the time that was this long ago, by the clock of the database, or the time itself."""
+    if isinstance(age, int):
+        age = timedelta(seconds=age)
+    if isinstance(age, timedelta):
+        return Now() - age
+    if timezone.is_naive(age) == settings.USE_TZ:
+        return timezone.make_aware(age) if settings.USE_TZ else timezone.make_naive(age)
+    return age
 
 
 def _pattern(name: str) -> Pattern:
@@ -383,6 +408,9 @@ class Job(models.Model):
     reserved_until = models.DateTimeField(null=True)
     finished_at = models.DateTimeField(null=True)
     purge_at = models.DateTimeField(null=True)
+    failed_at = models.DateTimeField(
+        null=True, help_text="Time of its latest failure, or of its kill; set while it is dead or waits for a retry."
+    )
 
     # db_default: the INSERT of `store` names only the columns that a new job needs.
     wid = ExactCharField(
@@ -487,6 +515,7 @@ class Job(models.Model):
             # these indexes. A failure with a retry writes 190 of its 2,230 bytes of PostgreSQL's log for them.
             PartialIndex(fields=["state", "errtype", "id"], name="faktory_failed", condition=_HAS_FAILED),
             PartialIndex(fields=["state", "id"], name="faktory_failed_latest", condition=_HAS_FAILED),
+            PartialIndex(fields=["state", "failed_at", "id"], name="faktory_failed_at", condition=_HAS_FAILED),
         ]
         constraints: ClassVar = [
             # NULL for jobs that are not unique, so most jobs have no entry in this index.

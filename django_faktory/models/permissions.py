@@ -56,7 +56,7 @@ FIELDS: Mapping[str, str] = {
 }
 """Fields that need the permission of a second action in addition to `view` of their resource; no other field does."""
 
-PUBLIC_QUERY_FIELDS = frozenset({"states", "queues", "tasks", "batches", "jids", "older_s", "newer_s", "among"})
+PUBLIC_QUERY_FIELDS = frozenset({"states", "queues", "tasks", "batches", "jids", "older", "newer", "among"})
 """Query fields by which a user without `job.view` may select jobs for an action.
 
 Results of a selection by other fields (`args`, `texts`, `messages`, `errors`, `about`) would reveal parts of a job that

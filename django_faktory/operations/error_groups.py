@@ -19,6 +19,7 @@ from django.db.models.functions import Right, Substr
 
 from ..core.lifecycle import State
 from ..core.payloads import is_storable
+from ..core.queries import LATEST_FAILURE
 from ..models import Job, JobQuerySet
 
 JOBS_READ = 3000
@@ -70,7 +71,7 @@ class ErrorGroup:
     retrying: int = 0
     first_at: datetime | None = None
     latest_at: datetime | None = None
-    """Earliest and latest end of a dead job."""
+    """Earliest and latest failure of its jobs; of each job the latest one counts."""
     queues: set[str] = field(default_factory=set)
 
 
@@ -155,30 +156,30 @@ def group_failed(*, using: str, limit: int = JOBS_READ) -> ErrorGroups:
     groups: dict[ErrorKind, ErrorGroup] = {}
     jobs_read, is_more = 0, False
     for state in (State.DEAD, State.RETRIES):
-        fields = ("errtype", "jobtype", "finished_at", "queue", *_ENDS)
-        jobs = _with_ends(Job.objects.using(using).in_state(state)).order_by("-pk")
+        fields = ("errtype", "jobtype", "failed_at", "queue", *_ENDS)
+        jobs = _with_ends(Job.objects.using(using).in_state(state)).order_by(*LATEST_FAILURE)
         rows: list[Any] = list(jobs.values_list(*fields)[: limit + 1])
-        for errtype, jobtype, finished_at, queue, beginning, end in rows[:limit]:
+        for errtype, jobtype, failed_at, queue, beginning, end in rows[:limit]:
             kind = _make_kind(errtype, jobtype, beginning, end)
             group = groups.get(kind)
             if group is None:
                 group = groups[kind] = ErrorGroup(kind, normalize_message(extract_message(beginning)))
-            _add(group, state, finished_at, queue)
+            _add(group, state, failed_at, queue)
         jobs_read += min(len(rows), limit)
         is_more |= len(rows) > limit
     in_order = sorted(groups.values(), key=lambda group: (-(group.count + group.retrying), -group.count))
     return ErrorGroups(in_order, jobs_read, is_more)
 
 
-def _add(group: ErrorGroup, state: State, finished_at: datetime | None, queue: str) -> None:
+def _add(group: ErrorGroup, state: State, failed_at: datetime | None, queue: str) -> None:
     group.queues.add(queue)
     if state is State.RETRIES:
         group.retrying += 1
-        return
-    group.count += 1
-    if finished_at is not None:
-        group.first_at = min(group.first_at or finished_at, finished_at)
-        group.latest_at = max(group.latest_at or finished_at, finished_at)
+    else:
+        group.count += 1
+    if failed_at is not None:
+        group.first_at = min(group.first_at or failed_at, failed_at)
+        group.latest_at = max(group.latest_at or failed_at, failed_at)
 
 
 def filter_kind(kind: ErrorKind, *, using: str, state: State = State.DEAD) -> JobQuerySet:

@@ -27,6 +27,7 @@ from .alarms import Alarm
 SHORT = (
     "id", "jid", "jobtype", "queue", "state", "sort_priority", "retry", "failures", "losses", "interruptions",
     "errtype", "about", "bid", "wid", "created_at", "run_at", "enqueued_at", "started_at", "finished_at",
+    "failed_at",
 )  # fmt: skip
 """Columns that `job_of` reads, so that lists do not load long texts."""
 
@@ -53,6 +54,7 @@ def job_of(job: Job) -> dict[str, Any]:
         "enqueued_at": time_of(job.enqueued_at),
         "started_at": time_of(job.started_at),
         "finished_at": time_of(job.finished_at),
+        "failed_at": time_of(job.failed_at),
     }
 
 

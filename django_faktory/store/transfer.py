@@ -9,15 +9,17 @@ from __future__ import annotations
 
 import secrets
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
 from datetime import datetime, timedelta
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 from django.db import connections
 from django.db.backends.base.base import BaseDatabaseWrapper
 from django.db.models import QuerySet
 
 from ..core.json import jsontext
-from ..core.lifecycle import DEAD_FOR_S, Event, State, sources
+from ..core.json.fields import parse_instant
+from ..core.lifecycle import DEAD_FOR_S, FAILED, Event, State, sources
 from ..errors import InvalidPayload
 from ..models import Job, JobQuerySet
 from .deletion import delete_locked
@@ -26,7 +28,6 @@ from .limits import limiters
 from .locks import locks
 from .transactions import run
 
-_AFTER_FAILURE = (State.RETRIES, State.DEAD)
 RECEIPT = "django_faktory.import_receipt"
 CHUNK = 500
 
@@ -51,7 +52,7 @@ def write_history(histories: Mapping[str, JobHistory], *, using: str) -> None:
 
     A retry that is due stays enqueued.
     """
-    changed = {jid: past for jid, past in histories.items() if past.failures or past.state in _AFTER_FAILURE}
+    changed = {jid: past for jid, past in histories.items() if past.failures or past.state in FAILED}
     rows = list(Job.objects.using(using).filter(jid__in=list(changed)))
     # A job that becomes dead may have been pushed as the ready one of its key.
     keys = {row.lock_key for row in rows if row.lock_key and changed[row.jid].state is State.DEAD}
@@ -65,9 +66,10 @@ def write_history(histories: Mapping[str, JobHistory], *, using: str) -> None:
             row.finished_at, row.purge_at = past.ends_at - timedelta(seconds=DEAD_FOR_S), past.ends_at
         elif past.state is State.RETRIES and row.state == State.SCHEDULED:
             row.state = State.RETRIES
-    fields = ["state", "failures", "failure", "errtype", "history", "run_at", "limiter", "finished_at", "purge_at"]
+        row.failed_at = row.finished_at or _first_failed_at(past) or row.created_at
+    columns = "state failures failure errtype history run_at limiter finished_at purge_at failed_at"
     if rows:
-        Job.objects.using(using).bulk_update(rows, fields, batch_size=100)
+        Job.objects.using(using).bulk_update(rows, columns.split(), batch_size=100)
     locks.promote_waiters_later(connections[using], keys)
 
 
@@ -76,11 +78,8 @@ def _encode_history(past: JobHistory) -> str:
 
     Pages, results and the command line show the history, not the failure.
     """
-    try:
-        record = jsontext.decode(past.failure) if past.failure else None
-    except InvalidPayload:
-        record = None
-    if not isinstance(record, dict):
+    record = _decode_failure(past)
+    if record is None:
         return ""
     message, lines, failed_at = record.get("message"), record.get("backtrace"), record.get("failed_at")
     attempt = {
@@ -94,6 +93,19 @@ def _encode_history(past: JobHistory) -> str:
         "backtrace": [line for line in lines if isinstance(line, str)] if isinstance(lines, list) else [],
     }
     return jsontext.encode([attempt])
+
+
+def _decode_failure(past: JobHistory) -> dict[str, Any] | None:
+    with suppress(InvalidPayload):
+        record = jsontext.decode(past.failure) if past.failure else None
+        return record if isinstance(record, dict) else None
+    return None
+
+
+def _first_failed_at(past: JobHistory) -> datetime | None:
+    with suppress(InvalidPayload):
+        return parse_instant("failed_at", str((_decode_failure(past) or {}).get("failed_at")))
+    return None
 
 
 def insert_receipt(jids: Sequence[str], *, using: str) -> int:

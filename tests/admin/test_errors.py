@@ -18,7 +18,7 @@ from django_faktory.admin.jobs.changelist import JobAdmin
 from django_faktory.models import Job
 from django_faktory.operations import error_groups
 from django_faktory.operations.error_groups import ErrorKind
-from tests.factories import JobFactory
+from tests.factories import T0, JobFactory
 
 pytestmark = pytest.mark.django_db
 
@@ -108,6 +108,24 @@ def test_dead_and_retrying_jobs_are_in_one_group(admin_client):
     [group] = error_groups.group_failed(using="default").groups
     assert (group.count, group.retrying) == (1, 2)
     assert "Waiting to retry 2" in words(page(admin_client, "error", group.kind.query))
+
+
+def test_the_page_of_a_group_shows_the_latest_failure_first(admin_client):
+    for number, hour in enumerate((1, 3, 2)):
+        at = T0 + timedelta(hours=hour)
+        dead(number, failed_at=at, finished_at=at, failure=TRACEBACK % (f'"no {number}"', 1), errtype="E")
+    [group] = error_groups.group_failed(using="default").groups
+    assert (group.first_at, group.latest_at) == (T0 + timedelta(hours=1), T0 + timedelta(hours=3))
+    answer = admin_client.get(f"{reverse('admin:django_faktory_job_error')}?{group.kind.query}")
+    assert [job.failed_at.hour - T0.hour for job in answer.context["latest"]] == [3, 2, 1]
+    assert answer.context["failure"]["message"] == "no 1"
+
+
+def test_a_group_of_retrying_jobs_has_the_times_of_its_failures(admin_client):
+    for hour in (2, 4, 3):
+        JobFactory(retries=True, errtype="E", failed_at=T0 + timedelta(hours=hour))
+    [group] = error_groups.group_failed(using="default").groups
+    assert (group.first_at, group.latest_at) == (T0 + timedelta(hours=2), T0 + timedelta(hours=4))
 
 
 def test_a_group_of_retrying_jobs_shows_the_failure_and_no_buttons_for_dead_jobs(admin_client):

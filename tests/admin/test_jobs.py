@@ -20,7 +20,7 @@ from django_faktory.store.statistics import histograms
 from example_project.shop.models import Order
 from tests.admin.test_admin import act, staff
 from tests.admin.test_errors import all_of, page, words
-from tests.factories import JobFactory, QueueFactory, WorkerFactory
+from tests.factories import T0, JobFactory, QueueFactory, WorkerFactory
 
 pytestmark = pytest.mark.django_db
 
@@ -66,6 +66,14 @@ def test_an_invalid_query_shows_an_error_and_finds_nothing(admin_client):
     shown = page(admin_client, "changelist", "q=stat:dead")
     assert "such key: stat" in shown
     assert job.jid not in shown
+
+
+@pytest.mark.parametrize("query", ["state=dead", "q=dead", "q=failed_before:1h"])
+def test_a_list_of_failed_jobs_begins_with_the_latest_failure(admin_client, query):
+    jobs = [JobFactory(dead=True, failed_at=T0 + timedelta(hours=hour)) for hour in (1, 3, 2)]
+    shown = page(admin_client, "changelist", query)
+    places = [shown.index(job.jid) for job in jobs]
+    assert places[1] < places[2] < places[0]
 
 
 def test_links_to_the_states_keep_the_query(admin_client):

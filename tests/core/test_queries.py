@@ -1,6 +1,7 @@
 """The query language as text: how it is parsed, how it is written back, and which one-line errors it raises."""
 
 import json
+from datetime import UTC, datetime
 
 import pytest
 from hypothesis import given
@@ -22,6 +23,12 @@ names = st.lists(printable, max_size=3, unique=True).map(tuple)
 json_values = st.recursive(
     st.none() | st.booleans() | st.integers() | st.text(max_size=9), lambda inner: st.lists(inner, max_size=3)
 )
+ages = (
+    st.none()
+    | st.integers(0, 10**8)
+    | st.integers(0, 10**10).map(lambda s: datetime.fromtimestamp(s, UTC))
+    | st.integers(0, 10**10).map(lambda s: datetime.fromtimestamp(s, UTC).replace(tzinfo=None))
+)
 queries = st.builds(
     Query,
     states=st.lists(st.sampled_from(State), max_size=3, unique=True).map(tuple),
@@ -31,8 +38,10 @@ queries = st.builds(
     about=st.lists(printable.map(lambda key: f"shop.order/{key}"), max_size=2, unique=True).map(tuple),
     batches=names,
     jids=names,
-    older_s=st.none() | st.integers(0, 10**8),
-    newer_s=st.none() | st.integers(0, 10**8),
+    older=ages,
+    newer=ages,
+    failed_before=ages,
+    failed_after=ages,
     texts=names,
     messages=names,
     among=st.integers(1, 10**7),
@@ -42,7 +51,8 @@ queries = st.builds(
 def test_every_query_key_is_parsed():
     query = parse_query(
         "state:dead,retries queue:mail task:shop.* error:Timeout about:shop.order/42 batch:b-1 jid:12345678 older:2d "
-        'newer:1w2h args:[42, "x y"] text:"a b",c message:declined among:500'
+        "newer:1w2h failed_before:2026-11-28 failed_after:2026-11-27T14:30:00Z "
+        'args:[42, "x y"] text:"a b",c message:declined among:500'
     )
     assert query == Query(
         states=(State.DEAD, State.RETRIES),
@@ -52,8 +62,10 @@ def test_every_query_key_is_parsed():
         about=("shop.order/42",),
         batches=("b-1",),
         jids=("12345678",),
-        older_s=2 * 86_400,
-        newer_s=7 * 86_400 + 7200,
+        older=2 * 86_400,
+        newer=7 * 86_400 + 7200,
+        failed_before=datetime.fromisoformat("2026-11-28"),
+        failed_after=datetime(2026, 11, 27, 14, 30, tzinfo=UTC),
         args='[42,"x y"]',
         texts=("a b", "c"),
         messages=("declined",),
@@ -114,6 +126,9 @@ def test_a_quoted_star_is_matched_literally():
         ("older:2", "older: expected a duration such as"),
         ("older:1d older:2d", "older: expected it once"),
         ("newer:soon", "newer: expected a duration such as"),
+        ("failed_after:2026-02-30", "failed_after: expected a duration such as"),
+        ("failed_after:2026-W48-5", "failed_after: expected a duration such as"),
+        ("failed_before:0001-01-01", "failed_before: expected a duration such as"),
         ("args:42", "args: expected, once, a JSON array"),
         ("args:[", "args: expected, once, a JSON array"),
         ("args:[1] args:[2]", "args: expected, once, a JSON array"),

@@ -1,7 +1,7 @@
 """QuerySet methods for jobs on each database: which jobs they select, by which index, and what bulk verbs change."""
 
 import json
-from datetime import timedelta
+from datetime import UTC, datetime, timedelta
 
 import pytest
 from django.db import connection
@@ -11,6 +11,7 @@ from django.utils import timezone
 from django_faktory.core.json import jsontext
 from django_faktory.core.lifecycle import State
 from django_faktory.core.payloads import NewBatch
+from django_faktory.core.queries import LATEST_FAILURE, parse_query
 from django_faktory.errors import InvalidQuery
 from django_faktory.models import Batch, Job, Queue
 from django_faktory.models.job import RECENT
@@ -323,6 +324,57 @@ def test_queues_are_paused_and_resumed_and_counted():
     assert Queue.objects.filter(name="mail").resume() == 0
 
 
+# --- times of failures
+
+
+@pytest.fixture
+def failed():
+    """Jobs that failed in another order than they were pushed: `b` at noon, `a` at 13:00, `c` at 14:00."""
+    hours = {"a": 13, "b": 12, "c": 14}
+    states = {"a": "dead", "b": "retries", "c": "dead"}
+    for name in "abc":
+        job_in(states[name], jid=name, failed_at=datetime(2026, 5, 1, hours[name], tzinfo=UTC))
+    job_in("enqueued", jid="never")
+
+
+@pytest.mark.parametrize(
+    ("text", "found"),
+    [
+        ("failed_after:2026-05-01T13:00Z", ["a", "c"]),
+        ("failed_after:2026-05-01T12:30Z failed_before:2026-05-01T13:30Z", ["a"]),
+        ("failed_before:2026-05-01T14:00:00+01:00", ["b"]),
+        ("dead failed_after:2026-05-01", ["a", "c"]),
+        ("failed_before:1s", ["a", "b", "c"]),
+        ("failed_after:1h", []),
+        ("enqueued failed_after:2026-05-01", []),
+    ],
+)
+@pytest.mark.usefixtures("failed")
+def test_jobs_are_found_by_the_time_of_their_latest_failure(text, found):
+    assert jids(Job.objects.matching(text)) == found
+
+
+def test_a_time_without_an_offset_is_in_the_time_zone_of_the_project(settings):
+    settings.TIME_ZONE = "Asia/Tokyo"
+    job_in("dead", jid="a", failed_at=datetime(2026, 5, 1, 3, 30, tzinfo=UTC))
+    assert jids(Job.objects.matching("failed_after:2026-05-01T12:00 failed_before:2026-05-01T13:00")) == ["a"]
+
+
+@pytest.mark.usefixtures("failed")
+def test_filters_by_time_of_failure_accept_durations_and_times():
+    noon = datetime(2026, 5, 1, 12, 30, tzinfo=UTC)
+    assert jids(Job.objects.failed_after(noon)) == ["a", "c"]
+    assert jids(Job.objects.failed_before(noon)) == ["b"]
+    assert jids(Job.objects.failed_after(timedelta(hours=1))) == []
+
+
+@pytest.mark.parametrize("text", ["dead", "retries", "dead,retries", "failed_after:1d", "enqueued,dead", ""])
+def test_only_lists_of_failed_jobs_are_in_the_order_of_failure(text):
+    by_failure = text in ("dead", "retries", "dead,retries", "failed_after:1d")
+    query = parse_query(f"state:{text}" if "," in text else text)
+    assert query.order == (("-failed_at", "-id") if by_failure else ("-id",))
+
+
 # --- indexes
 
 
@@ -337,6 +389,7 @@ def test_queues_are_paused_and_resumed_and_counted():
         (lambda q: q.enqueued().queue("rare"), "faktory_ready"),
         (lambda q: q.in_state(State.SCHEDULED, State.RETRIES), "faktory_due"),
         (lambda q: q.retries().order_by("-pk"), "faktory_failed_latest"),
+        (lambda q: q.dead().order_by(*LATEST_FAILURE)[:50], "faktory_failed_at"),
         (lambda q: q.matching("state:retries error:x.Timeout"), "faktory_failed"),
         (lambda q: q.working(), "faktory_reserved"),
     ],

@@ -7,9 +7,9 @@ from django.db import connection
 
 COLUMNS = (
     "jid, jobtype, queue, state, sort_priority, payload, retry, reserve_for, backtrace, result_ttl, created_at, run_at,"
-    " enqueued_at, started_at, reserved_until, finished_at, purge_at, wid, attempt, failures, losses, errtype, failure,"
-    " history, result, expires_at, lock_key, lock_token, limiter, permits, bid, limit_key, unique_until_start, has_run,"
-    " counts_failed"
+    " enqueued_at, started_at, reserved_until, finished_at, purge_at, failed_at, wid, attempt, failures, losses,"
+    " errtype, failure, history, result, expires_at, lock_key, lock_token, limiter, permits, bid, limit_key,"
+    " unique_until_start, has_run, counts_failed"
 )
 
 # Of a hundred rows: 46 succeeded, 2 dead, 1 discarded, 1 expired; 30 enqueued, 10 scheduled, 3 retries, 7 blocked. Of
@@ -30,6 +30,7 @@ SELECT 'big-' || n, 'shop.tasks.task' || n % 7, 'queue' || n % 20, state, n % 3 
   CASE WHEN state = 'working' THEN now + CASE WHEN n <= dues * 100 THEN -age ELSE age END END,
   CASE WHEN is_over THEN now - age END,
   CASE WHEN is_over THEN now + CASE WHEN n <= dues * 100 THEN -age ELSE age END END,
+  CASE WHEN state IN ('retries', 'dead') THEN now - age END,
   CASE WHEN state = 'working' OR is_over THEN 'wid' || n / 1000 % 200 ELSE '' END,
   CASE WHEN state = 'working' OR is_over THEN 1 ELSE 0 END, 0, 0,
   CASE WHEN state = 'dead' THEN 'ValueError' ELSE '' END, '', '', CASE WHEN state = 'succeeded' THEN '"done"' END,

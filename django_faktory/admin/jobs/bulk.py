@@ -18,7 +18,7 @@ from django.utils.translation import gettext
 from msgspec import structs
 
 from ... import conf
-from ...core.lifecycle import State
+from ...core.lifecycle import FAILED, State
 from ...core.payloads import is_storable
 from ...core.queries import MAX_VALUES, Pattern, Query, parse_query
 from ...errors import InvalidQuery
@@ -40,8 +40,6 @@ SALT = "django_faktory.bulk_run"
 MIN_JID_BEGINNING = 6
 """Characters from which a word counts as the beginning of a job ID."""
 MAX_AGE_S = 86_400
-FAILED = (State.DEAD, State.RETRIES)
-"""States whose jobs have a message: with them a search covers the newest failed jobs, instead of the newest jobs."""
 
 
 class BulkScope(NamedTuple):

@@ -109,7 +109,8 @@ class JobAdmin(JobViews, RunViews, ErrorViews, BulkViews):
             self.message_user(request, error_text(error), messages.ERROR)
             # Not all jobs: a bulk action could follow on a list that the query did not restrict.
             return queryset.none(), False
-        return jobs if query.is_empty or query.has_index else jobs.recent(), False
+        jobs = jobs if query.is_empty or query.has_index else jobs.recent()
+        return jobs.order_by(*query.order), False
 
     def _suggest(self, request: HttpRequest, search_term: str) -> None:
         """Offer searches for tasks with a similar name, after a search that found nothing."""
@@ -178,8 +179,11 @@ class JobAdmin(JobViews, RunViews, ErrorViews, BulkViews):
 
     @admin.display(description=_("time"))
     def event_time(self, job: Job) -> str:
-        """Return the time that matters in the job's state."""
-        return render_time(event_time_of(job))
+        """Return the time that matters in the job's state, with that of the latest failure if it is retried."""
+        time = render_time(event_time_of(job))
+        if job.state != State.RETRIES or job.failed_at is None:
+            return time
+        return format_html("{}<br>{}", render_time(job.failed_at), format_html(gettext("next {time}"), time=time))
 
     @admin.display(description=_("error"))
     def error(self, job: Job) -> str:

@@ -19,6 +19,7 @@ from django.utils.translation import gettext, gettext_noop, ngettext
 from ... import conf
 from ...core.json import jsontext
 from ...core.lifecycle import State
+from ...core.queries import LATEST_FAILURE
 from ...errors import InvalidPayload
 from ...models import Job
 from ...models.permissions import may
@@ -76,15 +77,15 @@ class ErrorViews(ReadOnlyAdmin):
         # The place is not a column: read the newest ids and compare the places of their jobs.
         ids = list(
             error_groups.ids_of_kind(
-                error_groups.filter_kind(kind, using=using).order_by("-pk")[: bulk_actions.COUNTED + 1], kind
+                error_groups.filter_kind(kind, using=using).order_by(*LATEST_FAILURE)[: bulk_actions.COUNTED + 1], kind
             )
         )
-        columns = ("jid", "jobtype", "queue", "state", "failures", "losses", "finished_at", "about")
-        latest = list(Job.objects.using(using).filter(pk__in=ids[:JOBS_SHOWN]).order_by("-pk").only(*columns))
+        columns = ("jid", "jobtype", "queue", "state", "failures", "losses", "finished_at", "failed_at", "about")
+        latest = list(Job.objects.using(using).filter(pk__in=ids[:JOBS_SHOWN]).order_by(*LATEST_FAILURE).only(*columns))
         retrying = error_groups.filter_kind(kind, using=using, state=State.RETRIES)
-        retrying_ids = list(error_groups.ids_of_kind(retrying.order_by("-pk")[: RETRIES_COUNTED + 1], kind))
+        retrying_ids = list(error_groups.ids_of_kind(retrying.order_by(*LATEST_FAILURE)[: RETRIES_COUNTED + 1], kind))
         failed = latest or list(
-            Job.objects.using(using).filter(pk__in=retrying_ids[:JOBS_SHOWN]).order_by("-pk").only(*columns)
+            Job.objects.using(using).filter(pk__in=retrying_ids[:JOBS_SHOWN]).order_by(*LATEST_FAILURE).only(*columns)
         )
         retry = actions.ACTIONS["retry"]
         count_text = format_capped(len(ids), bulk_actions.COUNTED)

@@ -80,6 +80,7 @@ class JobSummarySerializer(ShapedSerializer):
     enqueued_at = _time("When it was enqueued; it determines the order of jobs with equal priority.")
     started_at = _time("When a worker claimed it.")
     finished_at = _time("When it ended.")
+    failed_at = _time("When it failed the last time, or was killed.")
 
 
 class FailedAttemptSerializer(Base):

@@ -27,8 +27,10 @@ _FIELDS = {
     "error": "errors",
     "about": "about",
     "batch": "batches",
-    "older": "older_s",
-    "newer": "newer_s",
+    "older": "older",
+    "newer": "newer",
+    "failed_after": "failed_after",
+    "failed_before": "failed_before",
 }
 """Query parameters, each with the field of `Query` that it may set."""
 
@@ -49,8 +51,10 @@ class JobFilter(FilterSet):
     error = _word("With a latest failure of this type: its full path, its last part, or a prefix with a star.")
     about = _word("About this object, `app.model/pk`.")
     batch = _word("Members of this batch.")
-    older = _word("Pushed longer ago than this: `90s`, `15m`, `2h`, `7d`, `2w`.")
-    newer = _word("Pushed within this time; same syntax as older.")
+    older = _word("Pushed longer ago than this, `90s`, `15m`, `2h`, `7d`, `2w`, or before a time, `2026-11-27T14:00`.")
+    newer = _word("Pushed within this time, or since a time; same syntax as older.")
+    failed_after = _word("With a latest failure since this time; same syntax as older.")
+    failed_before = _word("With a latest failure before this time; same syntax as older.")
 
     def word(self, rows: QuerySet[Job], _: str, __: str) -> QuerySet[Job]:
         """Return the rows unchanged: `filter_queryset` applies all words together."""
@@ -58,7 +62,8 @@ class JobFilter(FilterSet):
 
     def filter_queryset(self, queryset: Any) -> Any:
         """Return the jobs that match all parameters. Raises InvalidQuery with the parameter's name."""
-        return queryset.shown(build_query(self.form.cleaned_data))
+        query = build_query(self.form.cleaned_data)
+        return queryset.shown(query).order_by(*query.order)
 
 
 def build_query(values: dict[str, Any]) -> Query:

@@ -28,7 +28,7 @@ from .base import Resource, get_alias
 from .described import UNSEEN, describe, describe_action
 from .filters import JobFilter
 from .journal import ADDED, CHANGED, DELETED, record_change
-from .paging import NewestFirst
+from .paging import LatestFirst
 from .problems import WrongState
 
 # The count of a dry run ends here: an exact count of a large table takes too long for a request.
@@ -74,7 +74,7 @@ def _make_bulk_action(verb: Verb, summary: str) -> Callable[..., Response]:
 
 @extend_schema_view(
     list=describe(
-        summary="List jobs, the newest first",
+        summary="List jobs, the newest first; failed jobs, the latest failure first",
         description="Conditions without an index search the latest 50,000 jobs only: see the query language.",
     ),
     retrieve=describe(
@@ -88,7 +88,7 @@ class Jobs(ListModelMixin, RetrieveModelMixin, Resource):
 
     queryset = Job.objects.none()
     serializer_class = answers.JobSummarySerializer
-    pagination_class = NewestFirst
+    pagination_class = LatestFirst
     filterset_class = JobFilter
     lookup_field = "jid"
     resource = "job"

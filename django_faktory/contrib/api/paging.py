@@ -6,8 +6,11 @@ Page 1,000 costs as much as the first page, and no total is counted.
 from __future__ import annotations
 
 import re
+from contextlib import suppress
+from datetime import datetime
 from typing import Any
 
+from django.db.models import Q
 from rest_framework.exceptions import ValidationError
 from rest_framework.pagination import Cursor, CursorPagination
 from rest_framework.request import Request
@@ -33,9 +36,12 @@ class _ByCursor(CursorPagination):
             raise ValidationError({"cursor": "expected what `next` or `previous` of another page has"}) from error
         # The position becomes a parameter of the query: NUL or a wrong type would raise in the database.
         position = cursor.position if cursor is not None else None
-        if position is not None and not self.position_pattern.fullmatch(str(position)):
+        if position is not None and not self._is_position(str(position)):
             raise ValidationError({"cursor": "expected what `next` or `previous` of another page has"})
         return cursor
+
+    def _is_position(self, text: str) -> bool:
+        return self.position_pattern.fullmatch(text) is not None
 
     def get_paginated_response_schema(self, schema: Any) -> Any:
         """Return the schema with `null` types as in OpenAPI 3.1.
@@ -54,6 +60,53 @@ class NewestFirst(_ByCursor):
 
     ordering = "-id"
     position_pattern = re.compile(r"\d{1,18}", re.ASCII)
+
+
+class LatestFirst(NewestFirst):
+    """Order of `Query.order`: jobs by id, or failed jobs by the time of their failure, then by id."""
+
+    ordering = ("-id",)
+
+    def get_ordering(self, request: Request, queryset: Any, view: Any) -> tuple[str, ...]:  # noqa: ARG002
+        """Return the order that the filter has given to the rows."""
+        return tuple(queryset.query.order_by) or self.ordering
+
+    def paginate_queryset(self, queryset: Any, request: Request, view: Any = None) -> Any:
+        """Return the rows of the page."""
+        return super().paginate_queryset(_Rows(queryset), request, view)
+
+    def _get_position_from_instance(self, instance: Any, ordering: Any) -> Any:
+        return "/".join(str(getattr(instance, column.lstrip("-"))) for column in ordering)
+
+    def _is_position(self, text: str) -> bool:
+        moment, _, key = text.rpartition("/")
+        is_time = len(self.ordering) > 1
+        with suppress(ValueError):
+            return super()._is_position(key) and bool(datetime.fromisoformat(moment) if is_time else not moment)
+        return False
+
+
+class _Rows:
+    """A query set of jobs in one or two columns' order, which REST framework filters by the first one only."""
+
+    def __init__(self, rows: Any) -> None:
+        self.rows, self.query = rows, rows.query
+
+    def order_by(self, *order: str) -> _Rows:
+        return _Rows(self.rows.order_by(*order))
+
+    def filter(self, **condition: str) -> _Rows:
+        [(lookup, position)] = condition.items()
+        column, _, sign = lookup.partition("__")
+        first, _, key = position.rpartition("/")
+        if not first:
+            return _Rows(self.rows.filter(**condition))
+        # The first condition alone is a range of the index.
+        beyond = Q(**{lookup: first}) | Q(**{f"id__{sign}": key})
+        return _Rows(self.rows.filter(beyond, **{f"{column}__{sign}e": first}))
+
+    def __getitem__(self, part: slice) -> Any:
+        return self.rows[part]
 
 
 class _ByText(_ByCursor):

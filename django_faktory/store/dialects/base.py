@@ -161,6 +161,7 @@ class FailureColumns(NamedTuple):
     reserved_until: Any
     finished_at: Any
     purge_at: Any
+    failed_at: Any
 
 
 _SAVE = f"UPDATE {JOB} SET {', '.join(f'{column} = %s' for column in FailureColumns._fields[1:])} WHERE id = %s"

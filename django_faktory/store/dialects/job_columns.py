@@ -13,7 +13,7 @@ INSERTED = (
 REPLACED = (
     "jobtype", "queue", "state", "sort_priority", "payload", "retry", "reserve_for", "backtrace", "result_ttl",
     "run_at", "enqueued_at", "created_at", "failures", "losses", "interruptions", "errtype", "failure", "history",
-    "result", "wid", "started_at", "reserved_until", "finished_at", "purge_at", "expires_at", "unique_key",
+    "result", "wid", "started_at", "reserved_until", "finished_at", "purge_at", "failed_at", "expires_at", "unique_key",
     "unique_expires_at", "unique_until_start", "lock_key", "lock_token", "limit_key", "limiter", "permits",
     "bid", "callback_of", "has_run", "counts_failed", "about",
 )  # fmt: skip

@@ -469,6 +469,7 @@ class _FailureTransaction:
             record["backtrace"] = lines
         job.failure = jsontext.encode(record)
         # PostgreSQL cannot store NUL in text; `failure` and `history` are JSON, which escapes it.
+        job.failed_at = now
         job.errtype = failure.errtype.replace("\x00", "\ufffd")
         job.history = history.append_attempt(job, failure, lines, now)
 

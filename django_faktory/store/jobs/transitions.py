@@ -109,7 +109,7 @@ def requeued(jobs: JobQuerySet) -> int:
 def killed(dead_for_s: int) -> Change:
     """Return the change that moves scheduled, enqueued, blocked and retrying jobs to dead, and returns their number.
 
-    A job that is dead already gets a new `finished_at` and `purge_at`. A kill is no failure, so no counter changes.
+    A job that is dead already gets new times. A kill is no failure, so no counter changes.
     """
     purge_at = Now() + timedelta(seconds=dead_for_s)
 
@@ -120,7 +120,9 @@ def killed(dead_for_s: int) -> Change:
         keys, limiter_ids = locks.keys_of(legal), limiters.find_limiters_of(legal)
         batchless, members, member_rows = counters.split_members(legal)
         count = sum(
-            group.update(state=State.DEAD, limiter=None, run_at=None, finished_at=Now(), purge_at=purge_at)
+            group.update(
+                state=State.DEAD, limiter=None, run_at=None, finished_at=Now(), failed_at=Now(), purge_at=purge_at
+            )
             for group in (batchless, members)
         )
         counters.record_all(jobs.db, member_rows, State.DEAD)

@@ -1,6 +1,7 @@
 """Jobs through the API: search by query language, enqueue, edit, and actions on one job or many."""
 
 from base64 import b64encode
+from datetime import timedelta
 from urllib.parse import urlencode
 
 import pytest
@@ -10,7 +11,7 @@ from django_faktory.contrib.api import answers
 from django_faktory.models import Job, JobQuerySet
 from django_faktory.operations import serializers
 from django_faktory.operations.bulk import Verb
-from tests.factories import JobFactory
+from tests.factories import T0, JobFactory
 from tests.project.tasks import add, once_a_group, send_invoice
 
 pytestmark = pytest.mark.django_db
@@ -34,6 +35,23 @@ def test_jobs_are_listed_newest_first_and_paginated(as_root):
     assert found(as_root("GET", second.data["previous"].partition("/api/")[2])) == jids[:2:-1]
 
 
+def test_failed_jobs_are_listed_by_their_failure_also_across_pages(as_root):
+    """Jobs that one statement killed have the same time."""
+    hours = [2, 9, 5, 5, 5, 5, 1]
+    jids = [job_in("dead", failed_at=T0 + timedelta(hours=hour)).jid for hour in hours]
+    expected = [jids[place] for place in (1, 5, 4, 3, 2, 0, 6)]
+    pages = [as_root("GET", "jobs/", page_size=2, state="dead")]
+    while following := pages[-1].data["next"]:
+        pages.append(as_root("GET", following.partition("/api/")[2]))
+    assert [jid for page in pages for jid in found(page)] == expected
+    back = as_root("GET", pages[2].data["previous"].partition("/api/")[2])
+    assert found(back) == found(pages[1])
+    forged = b64encode(b"p=2026-02-30 00:00:00/1").decode()
+    assert as_root("GET", "jobs/", state="dead", cursor=forged).status == 400
+    first_of_all = as_root("GET", "jobs/", page_size=2).data["next"].rpartition("cursor=")[2].partition("&")[0]
+    assert as_root("GET", f"jobs/?state=dead&cursor={first_of_all}").status == 400
+
+
 @pytest.mark.parametrize(
     "params",
     [
@@ -44,6 +62,8 @@ def test_jobs_are_listed_newest_first_and_paginated(as_root):
         {"about": "shop.order/42"},
         {"batch": "b-1"},
         {"older": "1d", "state": "dead"},
+        {"failed_before": "1h"},
+        {"failed_after": "2026-05-01", "failed_before": "2026-05-02"},
     ],
     ids=str,
 )

@@ -120,6 +120,8 @@ def test_times_and_failures_are_imported(release, redis, take):
     for jid in ("jid-retry", "jid-dead", "jid-again"):
         assert (rows[jid].failures, rows[jid].errtype) == (1, "OSError")
         assert json.loads(rows[jid].failure)["backtrace"] == ["a", "b"]
+        assert rows[jid].failed_at is not None
+    assert rows["jid-dead"].failed_at == rows["jid-dead"].finished_at
     assert (rows["jid-default"].retry, rows["jid-default"].reserve_for) == (3, 90)
     assert json.loads(rows["jid-mail0"].payload)["args"] == [1, "ü"]
     assert json.loads(rows["jid-mail3"].payload)["custom"] == {"trace": 3}

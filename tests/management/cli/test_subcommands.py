@@ -79,6 +79,12 @@ def test_jobs_lists_jobs_that_match_the_query_newest_first(asked, faktory):
     assert len(lines) == 4
 
 
+def test_failed_jobs_are_listed_by_their_failure(asked):
+    first, last, middle = (dead(failed_at=T0 + timedelta(hours=hour)).jid for hour in (1, 3, 2))
+    assert [job["jid"] for job in asked("jobs", "dead")["jobs"]] == [last, middle, first]
+    assert [job["jid"] for job in asked("jobs", "failed_after:2026-05-01T14:30Z")["jobs"]] == [last]
+
+
 def test_long_shows_arguments_and_the_message_of_the_latest_failure(asked, faktory):
     failure = '{"errtype":"x.Timeout","message":"took 30 s","backtrace":[]}'
     text = '{"jid":"1","jobtype":"noop","args":[42,"é"],"custom":{"kwargs":{"a":1}}}'

@@ -139,11 +139,25 @@ def test_a_job_is_dead_after_its_third_lost_worker(losses, end):
     assert Job.objects.get().failures == 0
 
 
+@pytest.mark.parametrize("event", [Event.FAIL, Event.REAP, Event.LOSE, Event.KILL, Event.DEFER, Event.REQUEUE])
+def test_a_failed_job_has_the_time_of_its_latest_failure(event):
+    states = {Event.KILL: "scheduled", Event.DEFER: "dead", Event.REQUEUE: "dead"}
+    job = JobFactory(**{states.get(event, "working"): True}, losses=2)
+    HAPPEN[event](job)
+    row = Job.objects.get()
+    # T0 is the time of the failure that DEFER and REQUEUE keep.
+    expected = T0 if event in (Event.DEFER, Event.REQUEUE) else row.finished_at
+    if event in (Event.FAIL, Event.REAP):
+        assert row.failed_at < row.run_at, "a retry is later than its failure"
+    else:
+        assert row.failed_at == expected
+
+
 def test_a_replaced_job_resets_everything_but_its_attempt_number():
     """W10: everything but the number of the attempt is reset."""
     job = JobFactory(dead=True, history="[]", failure="{}", errtype="E", losses=2)
     push(job)
     row = Job.objects.get()
     assert (row.state, row.jobtype, row.failures, row.losses, row.errtype) == ("enqueued", "newer", 0, 0, "")
-    assert (row.history, row.failure, row.finished_at, row.purge_at) == ("", "", None, None)
+    assert (row.history, row.failure, row.finished_at, row.purge_at, row.failed_at) == ("", "", None, None, None)
     assert row.attempt == job.attempt, "the attempt number increases, so late reports of the old job stay fenced"

@@ -62,7 +62,7 @@ def _jobs(call: Invocation) -> int:
     limit, is_long = call.options["limit"], call.options["long"]
     selected: Any = _with_texts(jobs).only(*SHORT) if is_long else jobs.only(*SHORT)
     # One row more than shown: its presence means that there are more, without a count.
-    rows = list(selected.order_by("-pk")[: limit + 1])
+    rows = list(selected.order_by(*query.order)[: limit + 1])
     documents = [job_of(job) | (_texts_of(job) if is_long else {}) for job in rows[:limit]]
     heads = ["JID", "TASK", "STATE", "QUEUE", "SINCE", "FAILURES", "ERROR", "ABOUT"]
     screen.listing(

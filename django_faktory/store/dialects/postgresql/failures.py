@@ -14,16 +14,16 @@ from .prepared import Call, Statement, unnest
 
 READ = (
     "id", "jid", "jobtype", "queue", "state", "retry", "backtrace", "result_ttl", "run_at", "enqueued_at", "started_at",
-    "reserved_until", "finished_at", "purge_at", "wid", "attempt", "failures", "losses", "errtype", "failure",
-    "history", "unique_key", "lock_key", "lock_token", "permits", "bid", "callback_of", "has_run", "counts_failed",
-    "cancel_requested_at",
+    "reserved_until", "finished_at", "purge_at", "failed_at", "wid", "attempt", "failures", "losses", "errtype",
+    "failure", "history", "unique_key", "lock_key", "lock_token", "permits", "bid", "callback_of", "has_run",
+    "counts_failed", "cancel_requested_at",
 )  # fmt: skip
 """Columns in the order of the model's fields, as Django expects them, without large ones that failures do not use."""
 
 _TYPES = {
     "id": "bigint", "lock_token": "bigint", "failures": "int", "losses": "smallint",
     **dict.fromkeys(
-        ("run_at", "enqueued_at", "started_at", "reserved_until", "finished_at", "purge_at"), "timestamptz"
+        ("run_at", "enqueued_at", "started_at", "reserved_until", "finished_at", "purge_at", "failed_at"), "timestamptz"
     ),
 }  # fmt: skip
 """Types of the written columns; others are text."""
