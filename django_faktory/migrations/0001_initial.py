@@ -26,6 +26,9 @@ class Migration(migrations.Migration):
                 ('failed', models.BigIntegerField(default=0)),
                 ('late', models.BigIntegerField(default=0, help_text='Number of reports that came too late to have an effect.')),
             ],
+            options={
+                'base_manager_name': 'objects',
+            },
         ),
         migrations.CreateModel(
             name='Measure',
@@ -65,6 +68,9 @@ class Migration(migrations.Migration):
                 ('wait_11', models.BigIntegerField()),
                 ('run_11', models.BigIntegerField()),
             ],
+            options={
+                'base_manager_name': 'objects',
+            },
         ),
         migrations.CreateModel(
             name='OutboxEntry',

@@ -1,6 +1,6 @@
 """The stored models and the constraints that enforce their invariants. State changes live in `store`.
 
-Imports no broker, task or setting. Times are the database's, aware, in UTC.
+Imports no broker and no task, and one setting: the alias of `database`. Times are the database's, aware, in UTC.
 """
 
 from .alarm import AlarmRecord

@@ -7,10 +7,11 @@ from typing import ClassVar
 from django.db import models
 from django.db.models.functions import Now
 
+from .database import JobsModel
 from .fields import ExactCharField
 
 
-class AlarmRecord(models.Model):
+class AlarmRecord(JobsModel):
     """An alarm that no other row shows, or about which a message was or will be sent.
 
     `operations.alarms` defines the kinds of alarms and the subject of each kind.

@@ -10,12 +10,13 @@ from django.db.models import F, Q
 from django.db.models.functions import Now
 from django.utils.translation import gettext_lazy as _
 
+from .database import JobsModel
 from .fields import ExactCharField
 from .indexes import PartialIndex, without_ignored_parts
 from .permissions import BATCH_PERMISSIONS
 
 
-class Batch(models.Model):
+class Batch(JobsModel):
     """A group of jobs and the callbacks that follow them (W26). `batch_rules` has the rules.
 
     At every commit the counters agree with the rows of its jobs.

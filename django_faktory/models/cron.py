@@ -13,6 +13,7 @@ from django.db.models.functions import Now
 from django.utils.translation import pgettext_lazy
 
 from ..core.cron import Missed, Overlap, RunOutcome
+from .database import JobsModel
 from .fields import ExactCharField
 from .permissions import CRON_PERMISSIONS
 
@@ -27,7 +28,7 @@ _OVERLAP = [
 ]
 
 
-class CronEntry(models.Model):
+class CronEntry(JobsModel):
     """A recurring job: its schedule, its time zone and the job to enqueue."""
 
     class EntryOrigin(models.TextChoices):
@@ -110,7 +111,7 @@ class CronEntry(models.Model):
         return "active" if self.next_at else "never"
 
 
-class CronRun(models.Model):
+class CronRun(JobsModel):
     """The run of an entry for one tick, or a manual run.
 
     A unique constraint permits one row per tick, however many nodes run, so each tick is taken once. Ticks that are

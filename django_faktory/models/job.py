@@ -27,6 +27,7 @@ from ..core.json import jsontext
 from ..core.lifecycle import State
 from ..core.queries import Age, Pattern, Query, parse_query
 from .constraints import JOB_CONSTRAINT
+from .database import JobsManager, JobsModel
 from .fields import ExactCharField
 from .hooks import operations
 from .indexes import HotIndex, IndexWhereSet, PartialIndex, UniqueWhereSet, without_ignored_parts
@@ -385,7 +386,7 @@ def _has_args(args: str) -> Q:
 _HAS_FAILED = Q(state__in=["retries", "dead", "discarded", "expired"])
 
 
-class Job(models.Model):
+class Job(JobsModel):
     """One unit of work, from PUSH to its end. Only `store` changes it, by guarded updates."""
 
     jid = ExactCharField(max_length=255, unique=True)
@@ -465,7 +466,7 @@ class Job(models.Model):
     )
 
     # `store` changes jobs by raw SQL and updates, so save() is not called and post_save not sent (ADR 0003).
-    objects = JobQuerySet.as_manager()
+    objects = JobsManager.from_queryset(JobQuerySet)()
 
     class Meta:
         permissions = JOB_PERMISSIONS
@@ -559,7 +560,7 @@ class Job(models.Model):
         return requested_at is not None and (enqueued_at is None or requested_at >= enqueued_at)
 
 
-class Tracking(models.Model):
+class Tracking(JobsModel):
     """Progress of a job, set by TRACK SET and kept for a while after its end (W27). The state is the job's column."""
 
     jid = ExactCharField(max_length=255, primary_key=True)

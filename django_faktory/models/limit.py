@@ -10,6 +10,7 @@ from django.db.models.functions import Now
 from django.utils.translation import gettext, gettext_noop, pgettext_lazy
 
 from ..core.limits import Allowance, Scope, rate_text
+from .database import JobsModel
 from .fields import ExactCharField
 from .indexes import IndexWhereSet
 from .pausable import Pausable
@@ -106,7 +107,7 @@ class Limit(Pausable):
         return (f"paused, else {allowed}" if allowed else "paused") if self.paused_at else allowed
 
 
-class Limiter(models.Model):
+class Limiter(JobsModel):
     """A limiter: the state of a limit for one queue, one task, or one key in use.
 
     It repeats the limit's numbers: a transaction that has locked this row knows the current values.

@@ -7,11 +7,12 @@ from typing import ClassVar
 from django.db import models
 from django.utils.translation import gettext_lazy as _
 
+from .database import JobsModel
 from .fields import ExactCharField
 from .permissions import LOCK_PERMISSIONS
 
 
-class JobLock(models.Model):
+class JobLock(JobsModel):
     """A key that a running job has locked (ADR 0015). Its id is the fencing token: later locks have higher ids."""
 
     # Exclusion rests on this unique key alone; the state `blocked` only saves reads and wakeups (ADR 0015).

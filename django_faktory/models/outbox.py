@@ -5,11 +5,13 @@ from __future__ import annotations
 from django.db import models
 from django.db.models.functions import Now
 
+from .. import conf
+from .database import JobsModel
 from .fields import ExactCharField
 from .permissions import OUTBOX_PERMISSIONS
 
 
-class OutboxEntry(models.Model):
+class OutboxEntry(JobsModel):
     """A job in transit to another database or to a Faktory server: see `brokers.outbox`."""
 
     jid = ExactCharField(max_length=255)
@@ -29,3 +31,8 @@ class OutboxEntry(models.Model):
 
     def __str__(self) -> str:
         return f"#{self.pk} {self.jid}"
+
+    @classmethod
+    def get_alias(cls) -> str:
+        """Return the first database with an outbox, because transactions of that one enqueue in it."""
+        return next(iter(conf.outbox()), super().get_alias())

@@ -5,8 +5,10 @@ from __future__ import annotations
 from django.db import models
 from django.utils.translation import gettext
 
+from .database import JobsModel
 
-class Pausable(models.Model):
+
+class Pausable(JobsModel):
     """A row with a pause. `store.queues.pause_columns` builds the two texts."""
 
     paused_at = models.DateTimeField(null=True, blank=True, help_text="While it is set, no job starts.")

@@ -7,6 +7,7 @@ from typing import Self
 from django.db import models
 from django.db.models.functions import Now
 
+from .database import JobsManager
 from .fields import ExactCharField
 from .hooks import operations
 from .pausable import Pausable
@@ -47,7 +48,7 @@ class Queue(Pausable):
         help_text="Last time that a job was pushed to it or waited in it, to the hour.",
     )
 
-    objects = QueueQuerySet.as_manager()
+    objects = JobsManager.from_queryset(QueueQuerySet)()
 
     class Meta:
         permissions = QUEUE_PERMISSIONS

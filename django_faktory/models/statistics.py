@@ -6,10 +6,11 @@ from django.db import models
 from django.db.models.functions import Now
 
 from ..core.histograms import BUCKETS
+from .database import JobsModel
 from .fields import ExactCharField
 
 
-class Counter(models.Model):
+class Counter(JobsModel):
     """Numbers of finished jobs by day: a row for each counting connection, and one into which the others are folded.
 
     With a row for each connection, transactions need not wait for the lock of one shared row.
@@ -29,7 +30,7 @@ class Counter(models.Model):
         return f"{self.day} #{self.slot}"
 
 
-class Measure(models.Model):
+class Measure(JobsModel):
     """Timings of one minute by queue and task; the row of 1970 has the totals since the beginning. See `histograms`."""
 
     pk = models.CompositePrimaryKey("minute", "queue", "jobtype")

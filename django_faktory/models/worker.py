@@ -8,11 +8,12 @@ from django.db import models
 from django.db.models import Q
 from django.db.models.functions import Now
 
+from .database import JobsModel
 from .fields import ExactCharField
 from .permissions import WORKER_PERMISSIONS
 
 
-class WorkerProcess(models.Model):
+class WorkerProcess(JobsModel):
     """A process in any language that sent HELLO with a wid."""
 
     class Phase(models.TextChoices):

@@ -149,7 +149,8 @@ def living(seen_within_s: float) -> Q:
     A client that sends no BEAT counts as alive while it works.
     """
     holders = Job.objects.in_state(State.WORKING).values("wid")
-    return Q(seen_at__gte=Now() - timedelta(seconds=seen_within_s)) | Q(wid__in=holders)
+    # As a Query, which has no alias: the rows that it filters may be in any database.
+    return Q(seen_at__gte=Now() - timedelta(seconds=seen_within_s)) | Q(wid__in=holders.query)
 
 
 def count_jobs_of(wids: Sequence[str], *, using: str) -> dict[str, int]:
