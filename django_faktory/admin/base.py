@@ -10,7 +10,6 @@ from collections.abc import Callable, Iterable, Mapping
 from functools import partial
 from io import BytesIO
 from typing import TYPE_CHECKING, Any, ClassVar, NamedTuple
-from urllib.parse import urlencode
 
 from django import forms
 from django.apps import apps
@@ -35,7 +34,7 @@ from django.http import (
 from django.http.response import HttpResponseBase
 from django.template.loader import render_to_string
 from django.template.response import TemplateResponse
-from django.urls import URLPattern, path, reverse
+from django.urls import URLPattern, path
 from django.utils.functional import SimpleLazyObject, cached_property
 from django.utils.http import url_has_allowed_host_and_scheme
 from django.utils.safestring import SafeString
@@ -48,6 +47,7 @@ from ..store import texts
 from ..tasks import redaction
 from .formats import StrOrPromise, format_number
 from .history import get_reason, translate_entry
+from .links import page_url, with_site
 from .navigation import build_navigation
 from .polling import with_poll_factor
 from .sanitize import with_readable_text
@@ -84,20 +84,9 @@ def format_capped(count: int, limit: int) -> str:
     return f"{format_number(limit)}+" if count > limit else format_number(count)
 
 
-def jobs_link(**filters: str) -> str:
-    """Return the URL of the job list with these filters."""
-    return f"{reverse('admin:django_faktory_job_changelist')}?{urlencode(filters)}"
-
-
 def alias_of(row: Model) -> str:
     """Return the alias of the database that the row was read from; the router chooses it for a new row."""
     return row._state.db or type(row)._default_manager.db  # noqa: SLF001  (documented)
-
-
-def row_link(model: str, key: int | str) -> str:
-    """Return the URL of a row's page."""
-    # Keys such as names of queues may contain `_`, with which the URLs of the admin begin an escape.
-    return reverse(f"admin:django_faktory_{model}_change", args=[quote(key)])
 
 
 class CappedPaginator(CappedBase):
@@ -316,8 +305,7 @@ class FaktoryModelAdmin(AnyAdmin):
 
     def download_url(self, row: Model, column: str) -> str:
         """Return the download address of the whole text."""
-        name = f"{self.admin_site.name}:{self.opts.app_label}_{self.opts.model_name}_download"
-        return reverse(name, args=[quote(row.pk), column])
+        return page_url(f"{self.opts.model_name}_download", quote(row.pk), column)
 
     def read_shown_texts(self, row: Model, *columns: str) -> dict[str, ShownText]:
         """Read these long texts of a row, in one query, as far as a page shows them."""
@@ -406,6 +394,12 @@ class FaktoryModelAdmin(AnyAdmin):
         """Add the navigation bar."""
         return super().delete_view(request, object_id, _add_navigation(request, extra_context))
 
+    def get_deleted_objects(self, objs: Any, request: HttpRequest) -> Any:  # noqa: ARG002
+        """List the rows only: Django looks for related rows in the database that its router names."""
+        # Related rows, such as runs of a cron entry, need no permission of their own.
+        names = [str(obj) for obj in objs]
+        return names, {self.opts.verbose_name_plural: len(names)}, set(), []
+
     def history_view(self, request: HttpRequest, object_id: str, extra_context: Any = None) -> HttpResponse:
         """Show the history in the language of the reader; reject a POST."""
         if request.method not in SAFE_METHODS:
@@ -436,7 +430,8 @@ class FaktoryModelAdmin(AnyAdmin):
         """Return the URLs of `get_urls`; pages show control characters as symbols, and poll less often under load."""
         patterns = self.get_urls()
         for pattern in patterns:
-            pattern.callback = with_poll_factor(with_readable_text(pattern.callback))
+            view = with_site(self.admin_site.name, pattern.callback)
+            pattern.callback = with_poll_factor(with_readable_text(view))
         return patterns
 
     def confirmation_page(
@@ -500,9 +495,7 @@ class FaktoryModelAdmin(AnyAdmin):
 
     def _redirect_to_list(self, request: HttpRequest, text: str) -> HttpResponse:
         self.message_user(request, text, messages.WARNING)
-        return HttpResponseRedirect(
-            reverse(f"{self.admin_site.name}:{self.opts.app_label}_{self.opts.model_name}_changelist")
-        )
+        return HttpResponseRedirect(page_url(f"{self.opts.model_name}_changelist"))
 
     def page(self, request: HttpRequest, name: str, *, shows_navigation: bool = True, **context: Any) -> HttpResponse:
         """Return a page of the package inside the admin's frame."""

@@ -8,7 +8,6 @@ from typing import Any, ClassVar
 from django.contrib import admin, messages
 from django.db.models import QuerySet
 from django.http import HttpRequest
-from django.urls import reverse
 from django.utils.html import format_html, format_html_join
 from django.utils.safestring import SafeString
 from django.utils.text import Truncator
@@ -32,13 +31,13 @@ from .base import (
     SafeChangeList,
     alias_of,
     format_capped,
-    jobs_link,
     long_text_column,
     requires_permission,
 )
 from .formats import StrOrPromise, format_number, time_column
 from .history import log_action
 from .labels import STATES
+from .links import jobs_link, row_link
 
 MAX_NAME_LENGTH = 200
 """Characters of a description that are shown; the protocol sets no limit on its length."""
@@ -284,7 +283,7 @@ class BatchAdmin(ReadOnlyAdmin):
         jobs = failed.order_by(*LATEST_FAILURE).only("pk", "jobtype", "state", "errtype", "jid")[:MAX_FAILED_SHOWN]
         lines = [
             (
-                reverse("admin:django_faktory_job_change", args=[job.pk]),
+                row_link("job", job.pk),
                 job.jobtype,
                 STATES[job.state],
                 job.errtype or "–",
@@ -305,7 +304,7 @@ class BatchAdmin(ReadOnlyAdmin):
             (
                 # The style sheet has indents up to this depth.
                 min(one.depth, 6),
-                reverse("admin:django_faktory_batch_change", args=[one.pk]),
+                row_link("batch", one.pk),
                 SafeString(' aria-current="page" class="faktory-warn"' if one.pk == batch.pk else ""),
                 _format_name(one),
                 _format_stage(one),

@@ -28,9 +28,10 @@ from ..store import texts
 from ..store.cron import entries as cron_entries
 from ..store.cron import runs as cron_runs
 from ..tasks import base, cron, redaction
-from .base import LongText, SafeChangeList, alias_of, jobs_link, long_text_column
+from .base import LongText, SafeChangeList, alias_of, long_text_column
 from .formats import StrOrPromise, error_text, render_time, time_column
 from .labels import CRON_STATES, OUTCOMES
+from .links import jobs_link
 from .object_actions import ObjectAction, ObjectActionsMixin
 
 if TYPE_CHECKING:

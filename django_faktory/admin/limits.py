@@ -176,7 +176,7 @@ class LimitAdmin(ObjectActionsMixin):
             self.delete_model(request, limit)
 
     def get_deleted_objects(self, objs: Any, request: HttpRequest) -> Any:  # noqa: ARG002
-        """List the limits only. Their limiters are deleted with them and need no permission of their own."""
+        """Add what a removal does to a limit of the code."""
         names = [
             f"{limit}. {gettext(limit.removal_warning)}" if limit.removal_warning else str(limit) for limit in objs
         ]

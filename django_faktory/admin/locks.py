@@ -7,7 +7,6 @@ from datetime import UTC, datetime
 from django.contrib import admin, messages
 from django.db.models import QuerySet
 from django.http import HttpRequest, HttpResponse
-from django.urls import reverse
 from django.utils.html import format_html
 from django.utils.safestring import SafeString
 from django.utils.translation import gettext, gettext_noop, ngettext
@@ -16,9 +15,10 @@ from django.utils.translation import gettext_lazy as _
 from ..core.lifecycle import State
 from ..models import Job, JobLock
 from ..store.jobs import transitions
-from .base import CappedPaginator, ReadOnlyAdmin, alias_of, jobs_link, requires_permission
+from .base import CappedPaginator, ReadOnlyAdmin, alias_of, requires_permission
 from .formats import format_number, render_time
 from .history import log_action
+from .links import jobs_link, row_link
 
 MAX_COUNTED = 10_000
 """Largest number of waiting jobs that a page counts."""
@@ -108,7 +108,7 @@ def holder_of(job: Job) -> SafeString | str:
     lock = JobLock.objects.using(alias_of(job)).filter(key=job.lock_key).first()
     if lock is None:
         return gettext("none")
-    link = format_html('<a href="{}">{}</a>', reverse("admin:django_faktory_joblock_change", args=[lock.pk]), lock.jid)
+    link = format_html('<a href="{}">{}</a>', row_link("joblock", lock.pk), lock.jid)
     # The row of an expired lock can still exist, so the row alone does not prove that the key is in use.
     if lock.expires_at <= datetime.now(UTC):
         return format_html(

@@ -9,19 +9,19 @@ from django.contrib import admin
 from django.db.models import Model
 from django.forms import Media
 from django.http import HttpRequest
-from django.urls import NoReverseMatch, reverse
+from django.urls import NoReverseMatch
 from django.utils.html import format_html, format_html_join
 from django.utils.safestring import SafeString
 from django.utils.translation import gettext
 from django.utils.translation import gettext_lazy as _
 
-from .. import conf
 from ..models import Job
 from ..models.permissions import may_see
 from ..models.related_object import about_of
-from .base import get_media, jobs_link
+from .base import get_media
 from .formats import event_time_of, render_time
 from .labels import STATES
+from .links import jobs_link, row_link, site
 from .sanitize import make_readable
 
 if TYPE_CHECKING:
@@ -62,12 +62,11 @@ class JobsOfObjectMixin(AnyAdmin):
     @admin.display(description=_("latest jobs"))
     def jobs_about_it(self, obj: Model) -> SafeString | str:
         """Return a table of the latest jobs, newest first, with links to each and to the whole list."""
+        site.set(self.admin_site.name)
         # The index `faktory_about` serves this lookup.
         about = about_of(obj)
         # One row more than shown is read, to know whether there are more without a count.
-        jobs = list(
-            Job.objects.using(conf.get("DATABASE")).about(about).order_by("-pk").only(*COLUMNS)[: JOBS_SHOWN + 1]
-        )
+        jobs = list(Job.objects.about(about).order_by("-pk").only(*COLUMNS)[: JOBS_SHOWN + 1])
         if not jobs:
             return "–"
         heads = format_html_join(
@@ -96,7 +95,7 @@ def _may_see_jobs(request: HttpRequest, obj: Any) -> bool:
 def _build_row(job: Job) -> tuple[Any, ...]:
     name = make_readable(job.jobtype)
     with suppress(NoReverseMatch):  # an admin site may have no page for jobs
-        name = format_html('<a href="{}">{}</a>', reverse("admin:django_faktory_job_change", args=[job.pk]), name)
+        name = format_html('<a href="{}">{}</a>', row_link("job", job.pk), name)
     return name, STATES[job.state], job.queue, render_time(event_time_of(job)), make_readable(job.errtype)
 
 

@@ -6,7 +6,7 @@ from collections.abc import Callable
 from typing import NamedTuple
 
 from django.http import HttpRequest
-from django.urls import NoReverseMatch, reverse
+from django.urls import NoReverseMatch
 from django.utils.translation import gettext_lazy as _
 
 from .. import conf
@@ -16,6 +16,7 @@ from ..models import OutboxEntry, WorkerProcess
 from ..models.permissions import may_see
 from ..store.statistics import counts
 from .formats import StrOrPromise, format_job_count, format_number
+from .links import page_url
 
 
 class NavigationLink(NamedTuple):
@@ -90,7 +91,7 @@ def _find_url(page: _Page, request: HttpRequest) -> str:
     if not may_see(request.user, page.resource, page.field):
         return ""
     try:
-        url = reverse(f"admin:django_faktory_{page.url_name}")
+        url = page_url(page.url_name)
     except NoReverseMatch:  # a project may unregister pages
         return ""
     if page.resource == "outboxentry" and not request.path.startswith(url):

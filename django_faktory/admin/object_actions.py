@@ -11,15 +11,15 @@ from typing import Any, ClassVar, NamedTuple
 from django.contrib import admin, messages
 from django.core.exceptions import PermissionDenied
 from django.db.models import QuerySet
-from django.http import HttpRequest, HttpResponse
-from django.shortcuts import redirect
-from django.urls import URLPattern, path, reverse
+from django.http import HttpRequest, HttpResponse, HttpResponseRedirect
+from django.urls import URLPattern, path
 
 from ..errors import FaktoryError
 from ..models import permissions
 from .base import FaktoryModelAdmin, requires_permission
 from .formats import StrOrPromise, error_text
 from .history import log_action
+from .links import page_url, row_link
 
 
 class ObjectAction(NamedTuple):
@@ -77,7 +77,8 @@ class ObjectActionsMixin(FaktoryModelAdmin):
     def get_urls(self) -> list[URLPattern]:
         """Return the admin's URLs and the URL of the buttons."""
         view = self.admin_site.admin_view(self._action_view)
-        return [path("<path:object_id>/act/<str:verb>/", view, name=self._url_name("act")), *super().get_urls()]
+        name = f"{self.opts.app_label}_{self.opts.model_name}_act"
+        return [path("<path:object_id>/act/<str:verb>/", view, name=name), *super().get_urls()]
 
     def render_change_form(self, request: HttpRequest, context: dict[str, Any], *args: Any, **kwargs: Any) -> Any:
         """Add the buttons that this user may press to the context."""
@@ -110,8 +111,7 @@ class ObjectActionsMixin(FaktoryModelAdmin):
         Redirects to the list if the operation made the row invisible to this user.
         """
         if request.method != "POST":
-            page = reverse(f"{self.admin_site.name}:{self._url_name('change')}", args=[object_id])
-            return self.answer_get(request, page)
+            return self.answer_get(request, page_url(f"{self.opts.model_name}_change", object_id))
         # Checked again here: hiding a button does not stop a hand-written POST.
         if not self._is_permitted(request, verb):
             raise PermissionDenied
@@ -120,8 +120,8 @@ class ObjectActionsMixin(FaktoryModelAdmin):
             return self.answer_missing(request)
         self.execute(request, [row], verb)
         if self.get_queryset(request).filter(pk=row.pk).exists():
-            return redirect(f"{self.admin_site.name}:{self._url_name('change')}", row.pk)
-        return redirect(f"{self.admin_site.name}:{self._url_name('changelist')}")
+            return HttpResponseRedirect(row_link(str(self.opts.model_name), row.pk))
+        return HttpResponseRedirect(page_url(f"{self.opts.model_name}_changelist"))
 
     def _is_permitted(self, request: HttpRequest, verb: str) -> bool:
         # The view permission too, because the response reveals the row's name (ADR 0034).
@@ -130,7 +130,4 @@ class ObjectActionsMixin(FaktoryModelAdmin):
         return permissions.may(request.user, self.object_actions[verb].needs)
 
     def _action_url(self, row: Any, verb: str) -> str:
-        return reverse(f"{self.admin_site.name}:{self._url_name('act')}", args=[row.pk, verb])
-
-    def _url_name(self, page: str) -> str:
-        return f"{self.opts.app_label}_{self.opts.model_name}_{page}"
+        return page_url(f"{self.opts.model_name}_act", row.pk, verb)

@@ -9,9 +9,7 @@ from typing import Any, ClassVar
 from django.contrib import admin, messages
 from django.db.models import QuerySet
 from django.http import HttpRequest, HttpResponse, HttpResponseRedirect
-from django.urls import reverse
 from django.utils.html import format_html
-from django.utils.http import urlencode
 from django.utils.translation import gettext, gettext_noop, ngettext, pgettext
 from django.utils.translation import gettext_lazy as _
 
@@ -20,9 +18,10 @@ from ..models import Job, Limit, Queue
 from ..models.permissions import may, may_see
 from ..models.queue import QueueQuerySet
 from ..operations import bulk, timings
-from .base import ReadOnlyAdmin, SafeChangeList, alias_of, format_capped, jobs_link, requires_permission
+from .base import ReadOnlyAdmin, SafeChangeList, alias_of, format_capped, requires_permission
 from .formats import StrOrPromise, format_age, format_number
 from .history import get_reason, log_action
+from .links import jobs_link, page_url
 from .overview.data import QueueLine, build_queue_lines
 from .overview.tasks import build_charts, build_line, build_period_tabs, read_period, task_link
 
@@ -152,8 +151,7 @@ class QueueAdmin(ReadOnlyAdmin):
             self.message_user(request, gettext("Clear one queue at a time."), messages.WARNING)
             return None
         # In steps, because one request could not discard a queue of millions.
-        params = urlencode({"queue": names[0], "verb": "clear"})
-        return HttpResponseRedirect(f"{reverse('admin:django_faktory_job_all')}?{params}")
+        return HttpResponseRedirect(page_url("job_all", queue=names[0], verb="clear"))
 
     def _apply(
         self,

@@ -11,7 +11,7 @@ from django.contrib.contenttypes.models import ContentType
 from django.core.exceptions import PermissionDenied
 from django.core.signing import BadSignature
 from django.http import HttpRequest, HttpResponse, HttpResponseRedirect, QueryDict
-from django.urls import URLPattern, path, reverse
+from django.urls import URLPattern, path
 from django.utils.translation import gettext, ngettext
 
 from ... import conf
@@ -21,6 +21,7 @@ from ...operations.error_groups import ErrorKind
 from ..base import LowerBound, ReadOnlyAdmin, format_capped
 from ..formats import error_text, format_duration, format_number
 from ..history import describe_action, get_reason, in_english
+from ..links import page_url
 from . import actions, bulk
 from .bulk import BulkRun
 
@@ -109,18 +110,18 @@ class BulkViews(ReadOnlyAdmin):
             action=action,
             run=run,
             signed_run=bulk.dump_signed(run),
-            step_url=reverse("admin:django_faktory_job_all_step"),
+            step_url=page_url("job_all_step"),
             back_url=self._list_url(),
             last_retry_at=datetime.fromtimestamp(run.first_at + run.every_s * max(run.placed - 1, 0), UTC),
-            error_url=f"{reverse('admin:django_faktory_job_error')}?{ErrorKind(*run.kind).query}" if run.kind else "",
+            error_url=f"{page_url('job_error')}?{ErrorKind(*run.kind).query}" if run.kind else "",
         )
 
     def _list_url(self, params: QueryDict | None = None) -> str:
-        address = reverse("admin:django_faktory_job_changelist")
+        address = page_url("job_changelist")
         if params is None:
             return address
         if "error" in params:
-            return reverse("admin:django_faktory_job_errors")
+            return page_url("job_errors")
         filters = params.copy()
         filters.pop("verb", None)
         return f"{address}?{filters.urlencode()}"

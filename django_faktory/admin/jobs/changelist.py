@@ -7,7 +7,6 @@ from typing import Any
 from django.contrib import admin, messages
 from django.db.models import QuerySet
 from django.http import HttpRequest, HttpResponse, HttpResponseRedirect
-from django.urls import reverse
 from django.utils.html import format_html, format_html_join
 from django.utils.translation import gettext, ngettext, pgettext
 from django.utils.translation import gettext_lazy as _
@@ -17,10 +16,11 @@ from ...core.lifecycle import State
 from ...errors import InvalidQuery
 from ...models import Job, JobQuerySet, Queue
 from ...operations import task_names
-from ..base import CappedPaginator, jobs_link
+from ..base import CappedPaginator
 from ..formats import StrOrPromise, error_text, event_time_of, format_number, render_time
 from ..history import log_action
 from ..labels import STATES
+from ..links import jobs_link, page_url
 from ..object_actions import add_list_actions
 from . import actions as job_actions
 from . import bulk
@@ -200,7 +200,7 @@ class JobAdmin(JobViews, RunViews, ErrorViews, BulkViews):
         if request.POST.get("select_across") == "1":
             params = request.GET.copy()
             params["verb"] = verb
-            return HttpResponseRedirect(f"{reverse('admin:django_faktory_job_all')}?{params.urlencode()}")
+            return HttpResponseRedirect(f"{page_url('job_all')}?{params.urlencode()}")
         # Without the long texts: a page of the list may have 200 of them.
         jobs = list(queryset.only("pk", "jid", "jobtype", "state"))
         if action.warning:

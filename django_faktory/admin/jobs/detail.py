@@ -14,7 +14,7 @@ from django.contrib.admin.utils import quote
 from django.contrib.contenttypes.models import ContentType
 from django.http import HttpRequest
 from django.template.loader import render_to_string
-from django.urls import NoReverseMatch, reverse
+from django.urls import NoReverseMatch
 from django.utils.html import escape, format_html
 from django.utils.safestring import SafeString
 from django.utils.text import capfirst
@@ -41,10 +41,11 @@ from ...tasks.arguments import may_have_references
 from ...tasks.encryption import is_encrypted
 from ...tasks.results import Attempt, runs_of
 from ...tasks.tracing import trace_id_of
-from ..base import alias_of, build_shown_text, jobs_link, row_link
+from ..base import alias_of, build_shown_text
 from ..formats import format_duration
 from ..history import translate_entry
 from ..labels import STATES
+from ..links import admin_url, jobs_link, row_link
 from ..locks import holder_of
 from ..sanitize import make_readable
 from . import actions
@@ -458,7 +459,7 @@ def _link_related_object(about: str | None) -> SafeString | str | None:
     with suppress(FaktoryError, LookupError, NoReverseMatch, ValueError):
         label, key = split_about(about)
         meta = apps.get_model(label)._meta  # noqa: SLF001  (documented)
-        address = reverse(f"admin:{meta.app_label}_{meta.model_name}_change", args=[quote(key)])
+        address = admin_url(f"{meta.app_label}_{meta.model_name}_change", quote(key))
         link = format_html('<a href="{}"><bdi>{}</bdi></a>', address, about)
     return format_html('{} (<a href="{}">{}</a>)', link, jobs_link(about=about), gettext("all its jobs"))
 

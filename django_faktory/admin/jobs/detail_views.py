@@ -9,7 +9,7 @@ from django.contrib import messages
 from django.core.exceptions import PermissionDenied
 from django.http import HttpRequest, HttpResponse, HttpResponseNotAllowed, HttpResponseRedirect
 from django.shortcuts import get_object_or_404
-from django.urls import URLPattern, path, reverse
+from django.urls import URLPattern, path
 from django.utils.translation import gettext
 from django.utils.translation import gettext_lazy as _
 
@@ -26,6 +26,7 @@ from ...tasks.encryption import is_encrypted
 from ..base import SAFE_METHODS, LongText, ReadOnlyAdmin, requires_permission
 from ..formats import error_text
 from ..history import log_action
+from ..links import page_url, row_link
 from . import actions, detail
 from .arguments_form import ArgumentsForm
 
@@ -72,7 +73,7 @@ class JobViews(ReadOnlyAdmin):
         return {
             **detail.build_context(job, stored, urls, request),
             "arguments": detail.name_arguments(job, payload, stored["payload"]),
-            "part_url": reverse("admin:django_faktory_job_part", args=[job.pk]),
+            "part_url": page_url("job_part", job.pk),
             "every_s": REFRESHED_EVERY_S,
         }
 
@@ -87,7 +88,7 @@ class JobViews(ReadOnlyAdmin):
 
     def _execute_one(self, request: HttpRequest, pk: int, verb: str) -> HttpResponse:
         if request.method != "POST":
-            return self.answer_get(request, _page_url(pk))
+            return self.answer_get(request, row_link("job", pk))
         action = actions.ACTIONS.get(verb)
         # "clear" acts on a queue and is no action on one job.
         if action is None or verb == "clear" or not action.is_allowed(request) or not may_see(request.user, "job"):
@@ -115,7 +116,7 @@ class JobViews(ReadOnlyAdmin):
             self.message_user(request, text % {"action": action.label}, messages.WARNING)
         # A deleted job has no page to return to.
         still_exists = Job.objects.using(conf.get("DATABASE")).filter(pk=pk).exists()
-        return HttpResponseRedirect(_page_url(pk) if still_exists else reverse("admin:django_faktory_job_changelist"))
+        return HttpResponseRedirect(row_link("job", pk) if still_exists else page_url("job_changelist"))
 
     def _edit(self, request: HttpRequest, pk: int) -> HttpResponse:
         """Show the arguments; POST replaces them."""
@@ -142,7 +143,7 @@ class JobViews(ReadOnlyAdmin):
         title = gettext("Edit the arguments of %(task)s") % {"task": job.jobtype}
         return self.page(
             request, "edit_job", title=title, job=job, args=args, kwargs=kwargs,
-            problem=problem, form=form, seen=seen, back_url=_page_url(pk),
+            problem=problem, form=form, seen=seen, back_url=row_link("job", pk),
         )  # fmt: skip
 
     def _finish_edit(self, request: HttpRequest, job: Job, before: str, changes: edit.Changes) -> HttpResponse:
@@ -151,7 +152,7 @@ class JobViews(ReadOnlyAdmin):
         details = "" if redaction.is_on() else f" from {before} to {after}"
         log_action(request, [job], f"Edited its arguments{details}")
         self.message_user(request, gettext("Arguments saved. The job has not been retried."), messages.SUCCESS)
-        return HttpResponseRedirect(_page_url(job.pk))
+        return HttpResponseRedirect(row_link("job", job.pk))
 
 
 def _build_form(request: HttpRequest, job: Job, args: str, kwargs: str) -> ArgumentsForm | None:
@@ -205,7 +206,3 @@ def _parse_changes(args: str, kwargs: str) -> edit.Changes:
         if not isinstance(arguments[name], expected_type):
             raise InvalidPayload("%(field)s: %(problem)s", field=name, problem=problem)
     return edit.Changes(**arguments)
-
-
-def _page_url(pk: int) -> str:
-    return reverse("admin:django_faktory_job_change", args=[pk])

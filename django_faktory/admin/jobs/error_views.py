@@ -12,7 +12,7 @@ from django.contrib import messages
 from django.core.exceptions import PermissionDenied
 from django.db.models import Max
 from django.http import HttpRequest, HttpResponse, HttpResponseRedirect
-from django.urls import URLPattern, path, reverse
+from django.urls import URLPattern, path
 from django.utils import timezone
 from django.utils.translation import gettext, gettext_noop, ngettext
 
@@ -27,9 +27,10 @@ from ...operations import bulk, error_groups
 from ...operations.error_groups import ErrorKind
 from ...operations.timings import PERIODS
 from ...store import texts
-from ..base import ReadOnlyAdmin, format_capped, jobs_link
+from ..base import ReadOnlyAdmin, format_capped
 from ..history import log_action
 from ..labels import STATES
+from ..links import jobs_link, page_url, row_link
 from ..overview.charts import Chart, Point, build_chart
 from . import actions
 from . import bulk as bulk_actions
@@ -116,7 +117,7 @@ class ErrorViews(ReadOnlyAdmin):
     def _test(self, request: HttpRequest, pk: int) -> HttpResponse:
         """Retry one job; the redirect leads to its group's page, which shows how it ends."""
         if request.method != "POST":
-            return self.answer_get(request, reverse("admin:django_faktory_job_change", args=[pk]))
+            return self.answer_get(request, row_link("job", pk))
         self._require_view_permission(request)  # the redirect's URL contains the job's error
         if not actions.ACTIONS["retry"].is_allowed(request):
             raise PermissionDenied
@@ -129,7 +130,7 @@ class ErrorViews(ReadOnlyAdmin):
         else:
             text = gettext("Nothing done: the job is now %(state)s.") % {"state": STATES[job.state]}
             self.message_user(request, text, messages.WARNING)
-        return HttpResponseRedirect(f"{reverse('admin:django_faktory_job_error')}?{kind.query}&tried={pk}")
+        return HttpResponseRedirect(f"{page_url('job_error')}?{kind.query}&tried={pk}")
 
     def _test_part(self, request: HttpRequest) -> HttpResponse:
         """Render the part of the page that is reloaded until the tested job has ended."""
@@ -151,7 +152,7 @@ class ErrorViews(ReadOnlyAdmin):
             "pk": pk,
             "job": job,
             "state": STATES[state] if state else "",
-            "part": f"{reverse('admin:django_faktory_job_tried')}?{request.GET.urlencode()}",
+            "part": f"{page_url('job_tried')}?{request.GET.urlencode()}",
             "is_good": state == State.SUCCEEDED,
             "is_bad": state in (State.DEAD, State.RETRIES),
             # None: the row has been deleted, so no further state will follow.

@@ -9,9 +9,8 @@ from django import forms
 from django.contrib import messages
 from django.core.exceptions import PermissionDenied
 from django.http import HttpRequest, HttpResponse, HttpResponseRedirect
-from django.urls import URLPattern, path, reverse
+from django.urls import URLPattern, path
 from django.utils import timezone
-from django.utils.http import urlencode
 from django.utils.translation import gettext, gettext_noop
 from django.utils.translation import gettext_lazy as _
 
@@ -29,6 +28,7 @@ from ...tasks.compat import InvalidTask
 from ..base import ReadOnlyAdmin, requires_permission
 from ..formats import error_text
 from ..history import log_action
+from ..links import admin_url, page_url, row_link
 from .arguments_form import ArgumentsForm
 from .detail_views import format_call
 
@@ -147,16 +147,16 @@ class RunViews(ReadOnlyAdmin):
         text = gettext("Enqueued %(task)s as %(job)s.") % {"task": task.jobtype, "job": result.id}
         self.message_user(request, text, messages.SUCCESS)
         if job is not None and may_see(request.user, "job"):
-            return HttpResponseRedirect(reverse("admin:django_faktory_job_change", args=[job.pk]))
+            return HttpResponseRedirect(row_link("job", job.pk))
         return HttpResponseRedirect(run_link(task.jobtype))
 
     def _back_url(self, request: HttpRequest) -> str:
-        return reverse("admin:django_faktory_job_changelist" if may_see(request.user, "job") else "admin:index")
+        return page_url("job_changelist") if may_see(request.user, "job") else admin_url("index")
 
 
 def run_link(task: str = "") -> str:
     """Return the address of the page, with this task chosen."""
-    return reverse("admin:django_faktory_job_run") + (f"?{urlencode({'task': task})}" if task else "")
+    return page_url("job_run", **({"task": task} if task else {}))
 
 
 def find_run_link(task: str) -> str:

@@ -4,17 +4,15 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from typing import NamedTuple
-from urllib.parse import urlencode
 
-from django.urls import reverse
 from django.utils.translation import gettext
 
 from ...core.limits import Scope
 from ...models import Limit
 from ...operations import alarms
 from ...operations.alarms import Alarm
-from ..base import jobs_link, row_link
 from ..formats import format_age
+from ..links import jobs_link, page_url, row_link
 
 
 class Button(NamedTuple):
@@ -55,8 +53,7 @@ def read_alarm_lines(may: Callable[[str], bool], *, using: str) -> list[AlarmLin
 
 
 def _list_url(model: str, **filters: str) -> str:
-    query = f"?{urlencode(filters)}" if filters else ""
-    return f"{reverse(f'admin:django_faktory_{model}_changelist')}{query}"
+    return page_url(f"{model}_changelist", **filters)
 
 
 def _page_url(model: str, key: str) -> str:

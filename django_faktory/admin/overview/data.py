@@ -26,9 +26,10 @@ from ...store import workers
 from ...store.queues import Waiting
 from ...store.shared_reads import shared
 from ...store.statistics import counts, histograms
-from ..base import jobs_link, row_link
+from .. import links
 from ..formats import format_age, format_duration, format_job_count, format_number, make_aware
 from ..labels import PHASES, STATES
+from ..links import jobs_link, row_link
 from .alarms import AlarmLine, read_alarm_lines
 from .charts import Chart, Point, build_chart
 
@@ -110,8 +111,8 @@ def read(
     """
     parts = tuple(part for part in _PARTS if may_see(part))
     read_now = partial(_read_numbers, parts, using=using)
-    # Texts of times depend on language and zone.
-    key = (_read_numbers, parts, get_language(), timezone.get_current_timezone_name())
+    # Texts of times depend on language and zone, links on the site.
+    key = (_read_numbers, parts, get_language(), timezone.get_current_timezone_name(), links.site.get())
     numbers = shared(key, read_now, using=using) if is_shared else read_now()
     # Alarms quote no job, so the permission of the page suffices (ADR 0034).
     return replace(numbers, alarms=read_alarm_lines(may, using=using))

@@ -13,7 +13,7 @@ from django.contrib.contenttypes.models import ContentType
 from django.core.exceptions import PermissionDenied
 from django.db.models import Q
 from django.http import Http404, HttpRequest, HttpResponse
-from django.urls import URLPattern, path, reverse
+from django.urls import URLPattern, path
 from django.utils import timezone
 from django.utils.formats import date_format
 from django.utils.http import urlencode
@@ -31,10 +31,11 @@ from ...operations.alarms import MAX_FAILED_SHARE
 from ...operations.error_groups import group_failed
 from ...operations.timings import PERIODS, QUEUE, TASK, Period, Timing
 from ...store.limits import definitions
-from ..base import ReadOnlyAdmin, back_to, jobs_link, row_link
+from ..base import ReadOnlyAdmin, back_to
 from ..formats import StrOrPromise, format_latency, format_number
 from ..history import get_reason, log_action, translate_entry
 from ..jobs.run_views import find_run_link
+from ..links import jobs_link, page_url, row_link
 from .charts import Chart, Latencies, LineChart, Mark, Point, build_chart, build_line_chart, build_marks
 from .data import FAILED_JOBS_READ
 
@@ -66,7 +67,7 @@ class TimingCharts(NamedTuple):
 
 def task_link(name: str, period: str = "1h") -> str:
     """Return the address of a task's page."""
-    return f"{reverse('admin:django_faktory_task')}?{urlencode({'task': name, 'period': period})}"
+    return page_url("task", task=name, period=period)
 
 
 def read_period(request: HttpRequest) -> Period:
@@ -191,7 +192,7 @@ class TaskViews(ReadOnlyAdmin):
     def _pause_or_resume(self, request: HttpRequest) -> HttpResponse:
         """Pause or resume the task of the form. POST only."""
         if request.method != "POST":
-            return self.answer_get(request, reverse("admin:django_faktory_tasks"))
+            return self.answer_get(request, page_url("tasks"))
         name, verb = _read_name(request.POST.get("task", "")), request.POST.get("verb", "")
         if verb not in ("pause", "resume") or not may(request.user, f"limit.{verb}"):
             raise PermissionDenied
@@ -213,7 +214,7 @@ class TaskViews(ReadOnlyAdmin):
             if verb == "resume":
                 text = gettext("Nothing done: %(task)s was not paused.")
             self.message_user(request, text % {"task": name}, messages.WARNING)
-        overview_url = reverse("admin:django_faktory_overview_changelist")
+        overview_url = page_url("overview_changelist")
         return back_to(request, task_link(name) if self._may_see_tasks(request) else overview_url)
 
     def _may_see_tasks(self, request: HttpRequest) -> bool:

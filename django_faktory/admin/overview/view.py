@@ -7,11 +7,12 @@ from typing import Any
 
 from django.core.exceptions import PermissionDenied
 from django.http import HttpRequest, HttpResponse
-from django.urls import URLPattern, path, reverse
+from django.urls import URLPattern, path
 from django.utils.translation import gettext
 
 from ... import conf
 from ...models.permissions import may, may_see
+from ..links import page_url
 from . import data
 from .tasks import TaskViews
 
@@ -53,8 +54,8 @@ class OverviewAdmin(TaskViews):
             title=gettext("Overview"),
             overview=overview,
             every_s=REFRESHED_EVERY_S,
-            part_url=reverse("admin:django_faktory_overview_part"),
-            errors_url=reverse("admin:django_faktory_job_errors"),
+            part_url=page_url("overview_part"),
+            errors_url=page_url("job_errors"),
             failed_jobs_read=data.FAILED_JOBS_READ,
             **context,
         )
