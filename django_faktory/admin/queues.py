@@ -17,7 +17,7 @@ from ..core.limits import Scope
 from ..models import Job, Limit, Queue
 from ..models.permissions import may, may_see
 from ..models.queue import QueueQuerySet
-from ..operations import bulk, timings
+from ..operations import bulk, timings, waiting
 from .base import ReadOnlyAdmin, SafeChangeList, alias_of, format_capped, requires_permission
 from .formats import StrOrPromise, format_age, format_number
 from .history import get_reason, log_action
@@ -94,6 +94,8 @@ class QueueAdmin(ReadOnlyAdmin):
                 "line": line,
                 "limit": limit,
                 "running": _count_running(queue),
+                "service": waiting.read_service(queue.name, using=alias_of(queue)),
+                "sees_workers": may_see(request.user, "workerprocess"),
                 "may_see_limits": may_see(request.user, "queue", "limit"),
                 "may_set_limits": may(request.user, "limit.add"),
                 **self._build_timings(request, queue),

@@ -50,3 +50,8 @@ class WorkerProcess(JobsModel):
 
     def __str__(self) -> str:
         return f"{self.hostname}:{self.pid} {self.wid}"
+
+    @property
+    def name(self) -> str:
+        """Host and process, as people name it; the wid if it gave no host."""
+        return f"{self.hostname}:{self.pid}" if self.hostname else str(self.wid)

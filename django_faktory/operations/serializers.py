@@ -12,6 +12,7 @@ from typing import Any
 
 from django.utils import timezone
 
+from .. import conf
 from ..core.cron import Schedule
 from ..core.json import jsontext
 from ..core.limits import rate_text
@@ -22,6 +23,7 @@ from ..models.cron import CronEntry, CronRun
 from ..models.pausable import Pausable
 from ..tasks import redaction
 from ..tasks.results import log_of_success, runs_of
+from . import waiting
 from .alarms import Alarm
 
 SHORT = (
@@ -59,7 +61,7 @@ def job_of(job: Job) -> dict[str, Any]:
 
 
 def whole_job_of(job: Job) -> dict[str, Any]:
-    """Serialize a job with its payload, attempts, interrupted runs and result."""
+    """Serialize a job with the reason why it waits, its payload, attempts, interrupted runs and result."""
     runs = runs_of(job.history)
     attempts = [
         {
@@ -89,8 +91,10 @@ def whole_job_of(job: Job) -> dict[str, Any]:
     result = None if job.result is None else _decode(job.result)
     # Results and errors are not arguments, so `REDACT` does not apply to them (docs/security.md).
     payload = redaction.redact_job(job.jobtype, job.payload)
+    reason = waiting.read_reason(job, using=job._state.db or conf.get("DATABASE"))  # noqa: SLF001  (documented)
     return {
         **job_of(job),
+        "waiting_reason": reason and {"kind": reason.kind, "text": reason.text, "at": time_of(reason.at)},
         "job": _decode(payload),
         "attempts": attempts,
         "interrupted": interrupted,

@@ -31,7 +31,7 @@ from ...errors import FaktoryError
 from ...models import Batch, Job, Limiter, Tracking, WorkerProcess
 from ...models.cron import CronRun
 from ...models.permissions import may
-from ...operations import error_groups
+from ...operations import error_groups, waiting
 from ...operations.edit import EDITABLE
 from ...operations.signatures import bind, find_task
 from ...store.jobs.prefetch import is_unconfirmed
@@ -118,6 +118,7 @@ def build_context(
         "job": job,
         "status": STATUS_WORDS.get(State(job.state), STATES[job.state]),
         "is_final": job.state in FINAL,
+        "why": _link_reason(job),
         "facts": [
             (name, value)
             for name, value in [*_build_facts(job), (gettext("Trace"), _link_trace(custom.get("traceparent", "")))]
@@ -334,6 +335,14 @@ def _build_current_entry(job: Job) -> TimelineEntry:
 
 def _format_span(started_at: datetime | None, ended_at: datetime | None) -> str:
     return format_duration((ended_at - started_at).total_seconds()) if started_at and ended_at else ""
+
+
+def _link_reason(job: Job) -> SafeString | str | None:
+    """Return why the job waits, as a link to the row that explains it."""
+    reason = waiting.read_reason(job, using=alias_of(job))
+    if reason is None or not reason.model:
+        return reason and reason.text
+    return _admin_link(reason.model, reason.key, reason.text)
 
 
 def _build_facts(job: Job) -> list[tuple[str, Any]]:

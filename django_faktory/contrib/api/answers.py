@@ -107,11 +107,23 @@ class InterruptedRunSerializer(Base):
     interrupted_at = _time("When the run was interrupted.")
 
 
+class WaitingReasonSerializer(Base):
+    """Why a job waits."""
+
+    kind = _text(
+        "paused-queue, paused-task, no-workers, unserved-queue, limit, rate, lock, unknown-task, scheduled, retry, "
+        "overdue, or queued if nothing holds it back."
+    )
+    text = _text("The reason, in one line.")
+    at = _time("Since when it waits for this, or the time for which it waits.")
+
+
 class JobDetailSerializer(JobSummarySerializer):
-    """A job with its arguments, failures and result."""
+    """A job with the reason why it waits, its arguments, failures and result."""
 
     shape = staticmethod(operation_serializers.whole_job_of)
 
+    waiting_reason = WaitingReasonSerializer(allow_null=True, read_only=True, help_text="Null: it does not wait.")
     job = _json("The job as its client sent it, with args and custom.")
     attempts = FailedAttemptSerializer(many=True, read_only=True, help_text="Failed attempts, the oldest first.")
     interrupted = InterruptedRunSerializer(many=True, read_only=True, help_text="Interrupted runs, the latest 10.")

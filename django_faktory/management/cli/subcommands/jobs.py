@@ -131,6 +131,9 @@ def _job(call: Invocation) -> int:
     if screen.is_json:
         screen.json(values)
         return OK
+    reason = values.pop("waiting_reason")
+    if reason:
+        screen.line(reason["text"])
     attempts, interrupted, log = values.pop("attempts"), values.pop("interrupted"), values.pop("log")
     for member in ("job", "result"):
         values[member] = None if values[member] is None else json.dumps(values[member], indent=2, ensure_ascii=False)
