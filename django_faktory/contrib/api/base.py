@@ -11,7 +11,6 @@ from django.http import Http404
 from django_filters.rest_framework import DjangoFilterBackend
 from rest_framework import exceptions, status
 from rest_framework.permissions import SAFE_METHODS
-from rest_framework.renderers import BrowsableAPIRenderer
 from rest_framework.request import Request
 from rest_framework.response import Response
 from rest_framework.serializers import Serializer
@@ -25,7 +24,7 @@ from ...models.permissions import may_see
 from .access import HasActionPermission, PasswordThrottle, ReadThrottle, WriteThrottle
 from .described import AutoSchema
 from .problems import JobsElsewhere, handle
-from .rendering import BoundedJson, Json
+from .rendering import BoundedJson, Browsable, Json
 
 
 class ApiView(APIView):
@@ -35,7 +34,7 @@ class ApiView(APIView):
     """
 
     # Set here, so that the project's DEFAULT_* settings of REST framework do not change this API.
-    renderer_classes: Any = (Json, BrowsableAPIRenderer)
+    renderer_classes: Any = (Json, Browsable)
     parser_classes = (BoundedJson,)
     schema: Any = AutoSchema()
 

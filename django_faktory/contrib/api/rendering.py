@@ -7,9 +7,13 @@ from typing import IO, Any
 
 from rest_framework import exceptions, status
 from rest_framework.parsers import JSONParser
-from rest_framework.renderers import JSONRenderer
+from rest_framework.renderers import BrowsableAPIRenderer, JSONRenderer
 
 from ... import conf
+from ...operations.serializers import Verbatim, encode_document
+
+MAX_SHOWN = 64 * 1024
+"""Characters of a text of a job that the page of a browser shows."""
 
 
 class TooLarge(exceptions.APIException):
@@ -25,6 +29,36 @@ class Json(JSONRenderer):
     """
 
     ensure_ascii = True
+
+    def render(
+        self, data: Any, accepted_media_type: str | None = None, renderer_context: Mapping[str, Any] | None = None
+    ) -> bytes:
+        """Return the JSON; the long texts of a job are copied, unless the client asks for indentation."""
+        if any(isinstance(value, Verbatim) for value in _values_of(data)):
+            if self.get_indent(accepted_media_type or "", renderer_context or {}) is None:
+                return encode_document(data).encode()
+            data = {name: value.decode_json() if isinstance(value, Verbatim) else value for name, value in data.items()}
+        content: bytes = super().render(data, accepted_media_type, renderer_context)
+        return content
+
+
+class Browsable(BrowsableAPIRenderer):
+    """Render the page of a browser, without long texts."""
+
+    def get_content(self, renderer: Any, data: Any, accepted_media_type: str, renderer_context: Any) -> Any:
+        """Return the content of the page. Each of its words is searched for links, which takes long for a long text."""
+        if any(isinstance(value, Verbatim) and len(value) > MAX_SHOWN for value in _values_of(data)):
+            data = {
+                name: f"{value[:100]}… ({len(value):,} characters; ?format=json has all)"
+                if isinstance(value, Verbatim) and len(value) > MAX_SHOWN
+                else value
+                for name, value in data.items()
+            }
+        return super().get_content(renderer, data, accepted_media_type, renderer_context)
+
+
+def _values_of(data: Any) -> Any:
+    return data.values() if isinstance(data, dict) else ()
 
 
 class BoundedJson(JSONParser):

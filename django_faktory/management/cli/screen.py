@@ -6,13 +6,14 @@ Text from clients never reaches a terminal unchanged: `clean` spells out control
 from __future__ import annotations
 
 import io
-import json
 import shutil
 import sys
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from datetime import UTC, datetime
 from typing import Any, Protocol
+
+from ...operations.serializers import encode_document
 
 # A client may store names of any length: one of them must not make a table unreadable.
 LONGEST_CELL = 80
@@ -66,7 +67,7 @@ class Screen:
 
     def json(self, document: Mapping[str, Any]) -> None:
         """Write one document on one line, in ASCII, so that sequences that a terminal would interpret are escaped."""
-        self.out.write(json.dumps(document, ensure_ascii=True))
+        self.out.write(encode_document(document))
 
     def line(self, text: str) -> None:
         """Write a cleaned line of text."""

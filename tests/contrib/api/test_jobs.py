@@ -124,10 +124,20 @@ def test_interruptions_of_a_job_are_reported_with_worker_and_time(as_root):
 
 
 def test_a_job_is_returned_with_its_complete_payload(as_root):
-    job = job_in("dead", jid="a job+ü.1", payload='{"jid":"x","args":[12345678901234567890123,"\\ud800",1e999]}')
+    payload = '{"jid":"x", "args":[12345678901234567890123,\t1.0,\r\n"\\ud800","\u20ac\u202e\U0001f600",1e999]}'
+    job = job_in("dead", jid="a job+ü.1", payload=payload, result="[1.50]")
     answer = as_root("GET", "jobs/a%20job+%C3%BC.1/")
     assert answer.data["jid"] == job.jid
-    assert answer.data["job"]["args"] == [12345678901234567890123, "\ud800", "inf"]
+    as_sent = rb'"job": {"jid":"x", "args":[12345678901234567890123, 1.0,  "\ud800","\u20ac\u202e\ud83d\ude00",1e999]}'
+    assert as_sent in answer.text
+    assert b'"result": [1.50]' in answer.text
+
+
+@pytest.mark.parametrize("payload", ["", "no JSON", '{"args":[NaN]}', '{"args":[1]}}', "\ufeff{}"])
+def test_a_text_of_a_job_that_is_no_json_is_returned_as_a_string(as_root, payload):
+    """Somebody has edited the row."""
+    job_in("dead", jid="job-edited", payload=payload)
+    assert as_root("GET", "jobs/job-edited/").data["job"] == payload
 
 
 @pytest.mark.parametrize("jid", ["no-such-job", "x" * 300, "a%00b", "%F0%9F", "%0A"])

@@ -20,7 +20,7 @@ from ....models import Job, JobQuerySet
 from ....models.job import RECENT
 from ....operations import error_groups, task_names
 from ....operations.edit import call_of
-from ....operations.serializers import SHORT, job_of, whole_job_of
+from ....operations.serializers import SHORT, Verbatim, job_of, whole_job_of
 from ....tasks import base, redaction
 from ....tasks.external import push
 from ....tasks.json_values import normalize
@@ -40,7 +40,7 @@ from ..subcommand import (
 # An exact count of a large table takes too long; the output says when there are more.
 COUNTED = 10_000
 MAX_SHOWN = 16 * 1024
-"""Characters of a job's JSON up to which a list shows its arguments."""
+"""Characters of a job's JSON up to which a list shows its arguments, and the page of a job all of it."""
 
 
 def _jobs_arguments(parser: argparse.ArgumentParser) -> None:
@@ -136,7 +136,7 @@ def _job(call: Invocation) -> int:
         screen.line(reason["text"])
     attempts, interrupted, log = values.pop("attempts"), values.pop("interrupted"), values.pop("log")
     for member in ("job", "result"):
-        values[member] = None if values[member] is None else json.dumps(values[member], indent=2, ensure_ascii=False)
+        values[member] = _indent(values[member])
     screen.pairs(values)
     for number, entry in enumerate(attempts, 1):
         release = f" (release {entry['release']})" if entry["release"] else ""
@@ -149,6 +149,13 @@ def _job(call: Invocation) -> int:
         screen.line("log of the run that succeeded:")
         _show_lines(screen, log)
     return OK
+
+
+def _indent(text: str | None) -> str | None:
+    """Return JSON for people; the beginning of a long text."""
+    if text is not None and len(text) > MAX_SHOWN:
+        return f"{text[:MAX_SHOWN]}… ({len(text):,} characters; --json prints all)"
+    return json.dumps(text.decode_json(), indent=2, ensure_ascii=False) if isinstance(text, Verbatim) else text
 
 
 def _show_lines(screen: Screen, lines: Sequence[str]) -> None:
