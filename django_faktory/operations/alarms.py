@@ -44,6 +44,8 @@ UNSERVED_S = 120.0
 
 WINDOW_S = 600
 """Seconds in which the runs of a task are compared."""
+STREAK_S = 86_400.0
+"""Seconds before now in which the beginning of a streak of failures is looked for."""
 MIN_FAILURES = 5
 MAX_FAILED_SHARE = 0.5
 """A task fails if at least `MIN_FAILURES` of its runs in the window failed, and more than this share of all."""
@@ -342,13 +344,21 @@ def _find_failing_tasks(reading: Reading) -> Iterator[Alarm]:
     runs_by_task: dict[str, list[histograms.RecentRuns]] = defaultdict(list)
     for run in reading.runs:
         runs_by_task[run.jobtype].append(run)
-    failing: list[tuple[int, int, str, datetime | None]] = []
+    failing: list[tuple[int, int, str]] = []
     for jobtype, runs in runs_by_task.items():
         failed, ended = sum(run.failed for run in runs), sum(run.failed + run.succeeded for run in runs)
         if failed >= MIN_FAILURES and failed > MAX_FAILED_SHARE * ended:
-            since = min((run.failed_at for run in runs if run.failed_at), default=None)
-            failing.append((failed, ended, jobtype, since))
-    for failed, ended, jobtype, since in sorted(failing, key=lambda item: -item[0])[:MAX_PER_KIND]:
+            failing.append((failed, ended, jobtype))
+    failing = sorted(failing, key=lambda item: -item[0])[:MAX_PER_KIND]
+    since: dict[str, datetime] = {}
+    if failing:
+        since = histograms.read_failing_since(
+            [jobtype for *_, jobtype in failing],
+            using=reading.using,
+            since=_ago(reading, STREAK_S),
+            max_share=MAX_FAILED_SHARE,
+        )
+    for failed, ended, jobtype in failing:
         yield Alarm(
             kind="failing-task",
             subject=jobtype,
@@ -358,7 +368,7 @@ def _find_failing_tasks(reading: Reading) -> Iterator[Alarm]:
                 "Failed jobs are retried until their attempts are used up. Read the traceback; pause the task while "
                 "you repair it, so that its jobs wait without using attempts."
             ),
-            since=since,
+            since=since.get(jobtype),
             affected=failed,
         )
 

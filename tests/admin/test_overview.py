@@ -62,9 +62,9 @@ def test_a_button_resumes_a_paused_queue_with_work_behind_it(admin_client):
     QueueFactory(name="mail", paused_at=timezone.now())
     JobFactory(queue="mail")
     [line] = data.read(using="default").alarms
-    assert line.button.label == "Resume queue"
-    form = {"action": line.button.action, "_selected_action": line.button.row}
-    assert admin_client.post(line.button.url, form).status_code == 302
+    [button] = line.buttons
+    assert button.label == "Resume queue"
+    assert admin_client.post(button.url, dict(button.fields)).url == reverse(PAGE)
     assert Queue.objects.get().paused_at is None
 
 
@@ -73,18 +73,29 @@ def test_a_button_resumes_a_paused_task_with_work_behind_it(admin_client):
     node = Node()
     node.push("a")
     assert node.fetch() == []
-    [line] = [line for line in data.read(using="default").alarms if line.button]
-    assert line.button.label == "Resume task"
-    form = {"action": line.button.action, "_selected_action": line.button.row}
-    assert admin_client.post(line.button.url, form).status_code == 302
+    [button] = [button for line in data.read(using="default").alarms for button in line.buttons]
+    assert button.label == "Resume task"
+    assert admin_client.post(button.url, dict(button.fields)).url == reverse(PAGE)
     assert not Limit.objects.exists()
+
+
+def test_the_alarm_of_a_failing_task_links_to_its_page_and_pauses_it(admin_client):
+    WorkerFactory(seen_at=timezone.now(), beat_at=timezone.now())
+    series = Series(started=9, succeeded=0, failed=9)
+    histograms.add({("mail", "shop.charge"): series}, using="default", now=timezone.now() - timedelta(minutes=2))
+    [line] = data.read(using="default").alarms
+    assert admin_client.get(line.link).context["task"] == "shop.charge"
+    [button] = line.buttons
+    assert f">{button.label}</button>" in seen(admin_client)
+    assert admin_client.post(button.url, dict(button.fields)).url == reverse(PAGE)
+    assert Limit.objects.get(scope="task", name="shop.charge").paused_by == "admin"
 
 
 def test_users_without_the_permission_see_no_button():
     QueueFactory(name="mail", paused_at=timezone.now())
     JobFactory(queue="mail")
     [line] = data.read(may=lambda act: act != "queue.resume", using="default").alarms
-    assert line.button is None
+    assert line.buttons == ()
     assert line.alarm.text == "Queue mail is paused; waiting: 1"
 
 

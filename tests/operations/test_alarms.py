@@ -332,3 +332,25 @@ def test_an_alarm_names_nothing_that_the_user_may_not_see(incident):
     [nameless] = alarms.hide_names(found(), lambda _: False)
     assert (nameless.subject, nameless.kind) == ("", named.kind)
     assert subject not in nameless.text + nameless.advice
+
+
+@pytest.mark.parametrize(
+    ("runs", "minutes"),
+    [
+        ({3: (0, 9), 2: (0, 9), 1: (0, 9)}, 3),
+        ({9: (50, 1), 2: (0, 30), 1: (0, 30)}, 2),  # one failure among successes is no beginning
+        ({70: (0, 9), 40: (0, 9), 2: (0, 9)}, 70),  # it began before the window
+        ({70: (0, 9), 60: (9, 0), 2: (0, 9)}, 2),  # an earlier incident has ended
+        ({5: (1, 20), 4: (0, 9), 1: (1, 0)}, 5),  # a success since is not yet a repair
+        ({25 * 60: (0, 9), 23 * 60: (0, 9), 1: (0, 9)}, 23 * 60),  # no more than a day is read
+    ],
+)
+def test_a_task_fails_since_the_first_failure_of_the_present_streak(runs, minutes):
+    running_worker()
+    for minutes_ago, (succeeded, failed) in runs.items():
+        ran("shop.tasks.charge", minutes_ago=minutes_ago, succeeded=succeeded, failed=failed)
+        ran("shop.tasks.charge", "other", minutes_ago=minutes_ago, succeeded=succeeded, failed=failed)
+        ran("shop.tasks.send", minutes_ago=minutes_ago, succeeded=500)
+    [alarm] = found()
+    assert alarm.kind == "failing-task"
+    assert timedelta(0) <= ago(minutes=minutes) - alarm.since < timedelta(minutes=1, seconds=30)

@@ -2,13 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from typing import NamedTuple
 
 from django.utils.translation import gettext
 
-from ...core.limits import Scope
-from ...models import Limit
 from ...operations import alarms
 from ...operations.alarms import Alarm
 from ..formats import format_age
@@ -16,22 +14,21 @@ from ..links import jobs_link, page_url, row_link
 
 
 class Button(NamedTuple):
-    """A form that performs an action of a list on one row."""
+    """A form that ends an alarm, or keeps it from getting worse, and returns to the overview."""
 
     label: str
     url: str
-    action: str
-    row: str
+    fields: tuple[tuple[str, str], ...]
 
 
 class AlarmLine(NamedTuple):
-    """An alarm with its age, link and button."""
+    """An alarm with its age, link and buttons."""
 
     alarm: Alarm
     age: str
     """How long it has lasted; "" if that is unknown."""
     link: str
-    button: Button | None
+    buttons: tuple[Button, ...]
 
 
 def read_alarm_lines(may: Callable[[str], bool], *, using: str) -> list[AlarmLine]:
@@ -39,17 +36,30 @@ def read_alarm_lines(may: Callable[[str], bool], *, using: str) -> list[AlarmLin
 
     Without it an alarm has no button, and names no row that the user may not view.
     """
-    lines: list[AlarmLine] = []
-    for alarm in alarms.hide_names(alarms.read(using=using), lambda resource: may(f"{resource}.view")):
-        button = None
-        if alarm.kind == "paused-queue" and may("queue.resume"):
-            button = Button(gettext("Resume queue"), _list_url("queue"), "resume", alarm.subject)
-        elif alarm.kind == "paused-task" and may("limit.resume"):
-            limit = Limit.objects.using(using).filter(scope=Scope.TASK, name=alarm.subject).first()
-            button = Button(gettext("Resume task"), _list_url("limit"), "resume", str(limit.pk)) if limit else None
-        age = format_age(alarm.since) if alarm.since else ""
-        lines.append(AlarmLine(alarm, age, _LINKS[alarm.kind](alarm.subject), button))
-    return lines
+    return [
+        AlarmLine(
+            alarm,
+            format_age(alarm.since) if alarm.since else "",
+            _LINKS[alarm.kind](alarm.subject),
+            tuple(_build_buttons(alarm, may)),
+        )
+        for alarm in alarms.hide_names(alarms.read(using=using), lambda resource: may(f"{resource}.view"))
+    ]
+
+
+def _build_buttons(alarm: Alarm, may: Callable[[str], bool]) -> Iterator[Button]:
+    back = ("back", page_url("overview_changelist"))
+    if not alarm.subject:
+        return
+    if alarm.kind == "paused-queue" and may("queue.resume"):
+        fields = (("action", "resume"), ("_selected_action", alarm.subject), back)
+        yield Button(gettext("Resume queue"), _list_url("queue"), fields)
+    elif alarm.kind == "paused-task" and may("limit.resume"):
+        yield Button(
+            gettext("Resume task"), page_url("task_pause"), (("task", alarm.subject), ("verb", "resume"), back)
+        )
+    elif alarm.kind == "failing-task" and may("limit.pause"):
+        yield Button(gettext("Pause task"), page_url("task_pause"), (("task", alarm.subject), ("verb", "pause"), back))
 
 
 def _list_url(model: str, **filters: str) -> str:
@@ -58,6 +68,10 @@ def _list_url(model: str, **filters: str) -> str:
 
 def _page_url(model: str, key: str) -> str:
     return row_link(model, key) if key else _list_url(model)
+
+
+def _task_page(task: str) -> str:
+    return page_url("task", task=task) if task else page_url("tasks")
 
 
 def _jobs_of(task: str) -> str:
@@ -71,8 +85,8 @@ _LINKS: dict[str, Callable[[str], str]] = {
     "unserved-queue": lambda name: _page_url("queue", name),
     "late-queue": lambda name: _page_url("queue", name),
     "paused-queue": lambda name: _page_url("queue", name),
-    "paused-task": lambda name: _list_url("limit", q=name),
-    "failing-task": _jobs_of,
+    "paused-task": _task_page,
+    "failing-task": _task_page,
     "unknown-task": _jobs_of,
     "overdue-jobs": lambda _: jobs_link(state="scheduled"),
     "stuck-batch": lambda bid: _list_url("batch", q=bid) if bid else _list_url("batch", stage="failing"),

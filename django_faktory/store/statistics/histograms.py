@@ -11,7 +11,7 @@ from datetime import UTC, datetime, timedelta
 from typing import Any, NamedTuple
 
 from django.db.backends.base.base import BaseDatabaseWrapper
-from django.db.models import Max, Min, Q, QuerySet, Sum
+from django.db.models import Max, Q, QuerySet, Sum
 from django.db.models.functions import Now
 
 from ...core.histograms import BUCKETS, OTHER, Series
@@ -192,8 +192,6 @@ class RecentRuns(NamedTuple):
     failed: int
     started_at: datetime | None
     """Minute of the latest start, rounded down."""
-    failed_at: datetime | None
-    """Minute of the first failure, rounded down."""
 
 
 def read_recent_runs(*, using: str, since: datetime) -> list[RecentRuns]:
@@ -204,12 +202,31 @@ def read_recent_runs(*, using: str, since: datetime) -> list[RecentRuns]:
         succeeded_sum=Sum("succeeded"),
         failed_sum=Sum("failed"),
         started_at=Max("minute", filter=Q(started__gt=0)),
-        failed_at=Min("minute", filter=Q(failed__gt=0)),
     )
     return [
-        RecentRuns(queue, jobtype, int(started), int(succeeded), int(failed), started_at, failed_at)
-        for queue, jobtype, started, succeeded, failed, started_at, failed_at in sums
+        RecentRuns(queue, jobtype, int(started), int(succeeded), int(failed), started_at)
+        for queue, jobtype, started, succeeded, failed, started_at in sums
     ]
+
+
+def read_failing_since(
+    jobtypes: Sequence[str], *, using: str, since: datetime, max_share: float
+) -> dict[str, datetime]:
+    """Return for each task the first minute of its latest streak of failures after `since`.
+
+    In each minute of a streak, more than `max_share` of the runs that ended failed; minutes without such runs count to
+    it. Before the latest `MINUTES_KEPT_S`, an hour counts as one minute.
+    """
+    rows = Measure.objects.using(using).filter(minute__gt=since, jobtype__in=jobtypes).order_by()
+    sums = rows.values("jobtype", "minute").annotate(good=Sum("succeeded"), bad=Sum("failed"))
+    begun: dict[str, datetime] = {}
+    ended: set[str] = set()
+    for jobtype, minute, good, bad in sums.order_by("-minute").values_list("jobtype", "minute", "good", "bad"):
+        if bad > max_share * (good + bad) and jobtype not in ended:
+            begun[jobtype] = minute
+        elif good and jobtype in begun:
+            ended.add(jobtype)
+    return begun
 
 
 def read_tasks(queue: str, *, using: str, since: datetime) -> dict[str, Series]:
