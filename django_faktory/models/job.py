@@ -25,6 +25,7 @@ from django.utils import timezone
 from ..core import queries
 from ..core.json import jsontext
 from ..core.lifecycle import State
+from ..core.payloads import is_storable
 from ..core.queries import Age, Pattern, Query, parse_query
 from .constraints import JOB_CONSTRAINT
 from .database import JobsManager, JobsModel
@@ -380,7 +381,8 @@ def _has_args(args: str) -> Q:
         for marks, colon in (((",", ":"), ":"), ((", ", ": "), ": "))
         for is_ascii in (True, False)
     } | {f'"args":{args}'}
-    return reduce(or_, map(_has_text, sorted(spellings))) & has_no_other_key
+    # A lone surrogate can only be stored as an escape.
+    return reduce(or_, map(_has_text, sorted(filter(is_storable, spellings)))) & has_no_other_key
 
 
 _HAS_FAILED = Q(state__in=["retries", "dead", "discarded", "expired"])

@@ -20,18 +20,31 @@ from django.utils.dateparse import parse_duration
 from django.utils.duration import duration_iso_string
 
 from ..core.job_options import SEALED
-from ..errors import Discard, InvalidArgument, MissingObject
-from .json_values import UNCHANGED, normalize, to_plain
+from ..core.json import jsontext
+from ..errors import Discard, InvalidArgument, InvalidPayload, MissingObject
+from .json_values import UNCHANGED, normalize, to_key, to_plain
 from .redaction import HIDDEN, describe_value, is_on
 
 _ARGUMENT_ERRORS = (TypeError, ValueError, InvalidArgument, MissingObject)
+ENCODING_ERRORS = (ValueError, OverflowError, RecursionError)
+"""What JSON's encoder raises for an integer of too many digits or values that nest too deeply."""
 TYPE, VALUE, MODEL, PK, USING = "$type", "value", "$model", "pk", "using"
 _RESERVED_KEYS = {TYPE, MODEL, SEALED}
+
+
+def _write_time(value: time) -> str:
+    if value.tzinfo is not None and value.utcoffset() is None:
+        raise ValueError(
+            "a time in a zone without a date has no offset, so JSON would lose the zone: pass a datetime, or the "
+            "zone's name as another argument"
+        )
+    return value.isoformat()
+
 
 _ENCODERS: list[tuple[type, str, Callable[[Any], str]]] = [
     (datetime, "datetime", datetime.isoformat),  # before date: a datetime is also a date
     (date, "date", date.isoformat),
-    (time, "time", time.isoformat),
+    (time, "time", _write_time),
     (timedelta, "timedelta", duration_iso_string),
     (Decimal, "decimal", str),
     (UUID, "uuid", str),
@@ -54,7 +67,7 @@ def encode_call(
     if not kwargs:
         return positional, {}
     named = {
-        normalize(name): value if type(value) in UNCHANGED else _convert_at(f"kwargs[{name!r}]", encode, value)
+        to_key(name): value if type(value) in UNCHANGED else _convert_at(f"kwargs[{name!r}]", encode, value)
         for name, value in kwargs.items()
     }
     return positional, named
@@ -85,6 +98,20 @@ def may_have_references(text: str) -> bool:
     return '"$' in text or "\\u0024" in text
 
 
+def name_argument(error: Exception, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Exception:
+    """Return the error of encoding a job with the place of the encoded argument that causes it, if one does."""
+    places = [(f"args[{position}]", value) for position, value in enumerate(args)]
+    places += [(f"kwargs[{name!r}]", value) for name, value in kwargs.items()]
+    for place, value in places:
+        try:
+            # As deep as in a job.
+            jsontext.check_depth(jsontext.encode({"args": [value]}))
+        except (InvalidPayload, *ENCODING_ERRORS) as found:
+            kind = InvalidPayload if isinstance(found, InvalidPayload) else ValueError
+            return kind(f"{place}: {str(found).removeprefix('invalid JSON: ')}")
+    return error
+
+
 def _convert_at(place: str, convert: Callable[[Any], Any], value: Any) -> Any:
     try:
         return convert(value)
@@ -92,7 +119,27 @@ def _convert_at(place: str, convert: Callable[[Any], Any], value: Any) -> Any:
         if type(error) not in _ARGUMENT_ERRORS:  # a subclass is defined by other code; its constructor may differ
             raise
         # With redaction on the cause is dropped too: the ORM's messages quote the values.
-        raise type(error)(f"{place}: {error}") from (None if is_on() else error.__cause__)
+        # A second conversion of references would load their rows again.
+        where = place if is_on() or convert is _decode else place + _path_to_problem(convert, value)
+        raise type(error)(f"{where}: {error}") from (None if is_on() else error.__cause__)
+    except RecursionError:
+        problem = f"nested deeper than {jsontext.MAX_DEPTH} levels, or it contains itself; flatten the data"
+        raise ValueError(f"{place}: {problem}") from None
+
+
+def _path_to_problem(convert: Callable[[Any], Any], value: Any) -> str:
+    """Return the keys that lead to the innermost item that cannot be converted, such as `[1]['x']`."""
+    path = ""
+    while isinstance(value, Mapping | list | tuple):
+        for key, item in value.items() if isinstance(value, Mapping) else enumerate(value):
+            try:
+                convert(item)
+            except _ARGUMENT_ERRORS:
+                path, value = f"{path}[{key!r:.40}]", item
+                break
+        else:
+            break
+    return path
 
 
 # --- writing
@@ -116,7 +163,7 @@ def _encode(value: Any) -> Any:
 
 def _encode_mapping(value: Mapping[Any, Any]) -> dict[Any, Any]:
     """Encode a user's dict; wrap one that resembles a reference so that it arrives unchanged."""
-    encoded = {normalize(key): _encode(item) for key, item in value.items()}
+    encoded = {to_key(key): _encode(item) for key, item in value.items()}
     return {TYPE: "dict", VALUE: encoded} if encoded.keys() & _RESERVED_KEYS else encoded
 
 

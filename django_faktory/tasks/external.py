@@ -19,7 +19,7 @@ from ..core.json import jsontext
 from ..core.payloads import DEFAULT_QUEUE, DEFAULT_RETRY, JobPayload
 from ..errors import InvalidPayload
 from . import batch as batches
-from .arguments import encode_call
+from .arguments import ENCODING_ERRORS, encode_call, name_argument
 from .base import find_registered
 from .job_id import new_jid
 from .json_values import normalize
@@ -105,8 +105,11 @@ def _build_job(custom: dict[str, Any], **job: Any) -> JobPayload:
     batch = batches.current_batch.get()
     if batch is not None:
         custom["bid"] = batch.bid
-    payload = payloads.new_job(custom=custom or None, **job)
-    jsontext.check_depth(payload.text)  # FETCH rejects deeper JSON
+    try:
+        payload = payloads.new_job(custom=custom or None, **job)
+        jsontext.check_depth(payload.text)  # FETCH rejects deeper JSON
+    except (InvalidPayload, *ENCODING_ERRORS) as error:
+        raise name_argument(error, job["args"], job["kwargs"]) from None
     if batch is not None and batch.caller_wid and payload.options:
         return replace(payload, options=replace(payload.options, caller_wid=batch.caller_wid))
     return payload

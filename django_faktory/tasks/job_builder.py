@@ -18,6 +18,7 @@ from ..core.json import jsontext
 from ..core.payloads import JobPayload, JobTemplate, rfc3339
 from ..errors import InvalidPayload
 from . import encryption
+from .arguments import ENCODING_ERRORS, name_argument
 from .base import FaktoryTask
 from .middleware import Call, get_middleware
 from .options import TIMEOUT_MARGIN_S, to_custom
@@ -60,12 +61,15 @@ class JobBuilder:
         jobs: list[JobPayload] = []
         for call in calls:
             args, kwargs = call.result.args, call.result.kwargs
-            if self._is_encrypted:
-                args, kwargs = self._encrypt(args, kwargs), {}
-            elif self.task.plain_json and encryption.is_encrypted(args):
+            if self.task.plain_json and not self._is_encrypted and encryption.is_encrypted(args):
                 raise InvalidPayload("args[0]: expected no Fernet token in $encrypted: it would be decrypted")
-            job = self._template.job(call.result.id, args, kwargs, call.custom, created_at)
-            jsontext.check_depth(job.text)  # FETCH rejects deeper JSON
+            try:
+                if self._is_encrypted:
+                    args, kwargs = self._encrypt(args, kwargs), {}
+                job = self._template.job(call.result.id, args, kwargs, call.custom, created_at)
+                jsontext.check_depth(job.text)  # FETCH rejects deeper JSON
+            except (InvalidPayload, *ENCODING_ERRORS) as error:
+                raise name_argument(error, call.result.args, call.result.kwargs) from None
             if caller_wid and job.options:
                 job = replace(job, options=replace(job.options, caller_wid=caller_wid))
             jobs.append(job)

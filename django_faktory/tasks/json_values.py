@@ -1,14 +1,18 @@
 """Convert task arguments and results to JSON types, and reject values that JSON would change.
 
-Pure. Modelled on Django's `normalize_json`. In addition it rejects NaN and Infinity, which would arrive as None, and
-converts subclasses (SafeString, IntEnum) to plain values, because msgspec does not encode them.
+Modelled on Django's `normalize_json`. In addition it rejects NaN and Infinity, which would arrive as None, and keys
+that are not texts, which would arrive as texts. It converts subclasses (SafeString, IntEnum) and lazy texts to plain
+values, because msgspec does not encode them.
 """
 
 from __future__ import annotations
 
+import json
 from collections.abc import Callable, Mapping, Sequence
 from math import isfinite
 from typing import Any
+
+from django.utils.functional import Promise
 
 from ..core.json import jsontext
 
@@ -25,10 +29,44 @@ def normalize(value: Any) -> Any:
     if value_type in UNCHANGED:
         return value
     if value_type is dict:
-        return {normalize(key): normalize(item) for key, item in value.items()}
+        return {to_key(key): normalize(item) for key, item in value.items()}
     if value_type is list or value_type is tuple:
         return [normalize(item) for item in value]
     return to_plain(value, normalize)
+
+
+def normalize_result(value: Any) -> Any:
+    """Return a task's result like `normalize`; its keys may be numbers, booleans and None, which become texts.
+
+    A job that has done its work should not fail because of them. Raises ValueError for keys that JSON writes alike.
+    """
+    if type(value) in UNCHANGED:
+        return value
+    if isinstance(value, Mapping):
+        texts = {_text_of_key(key): normalize_result(item) for key, item in value.items()}
+        if len(texts) < len(value):
+            raise ValueError("Unsupported value: a dict with 2 keys that JSON writes alike, such as 1 and '1'")
+        return texts
+    if isinstance(value, list | tuple):
+        return [normalize_result(item) for item in value]
+    return normalize(value)
+
+
+def _text_of_key(key: Any) -> str:
+    # As Python's `json.dumps` writes them.
+    return json.dumps(key) if key is None or isinstance(key, int | float) else to_key(key)
+
+
+def to_key(key: Any) -> str:
+    """Return the key of a dict as a plain str. Raises TypeError for other types, which JSON would turn into texts."""
+    if type(key) is str:
+        return key
+    if isinstance(key, str):
+        return str.__str__(key)
+    raise TypeError(
+        f"Unsupported type: a dict: expected a str as key, got {type(key).__name__}: JSON would change it to a text; "
+        "write str(…), or a list of pairs"
+    )
 
 
 def encode_json(value: Any) -> str:
@@ -45,8 +83,8 @@ def to_plain(value: Any, convert_item: Callable[[Any], Any]) -> Any:
     """
     match value:
         # The methods of the base class, because subclasses may override them (SafeString, StrEnum).
-        case str():
-            return str.__str__(value)
+        case str() | Promise():  # a lazy text becomes one in the language that is active here
+            return str.__str__(value) if isinstance(value, str) else str(value)
         case int():
             return int.__int__(value)
         case float() if isfinite(value):
@@ -56,7 +94,7 @@ def to_plain(value: Any, convert_item: Callable[[Any], Any]) -> Any:
         case bytes():
             return _decode_bytes(value)
         case Mapping():
-            return {normalize(key): convert_item(item) for key, item in value.items()}
+            return {to_key(key): convert_item(item) for key, item in value.items()}
         # The two excluded types are sequences of numbers, so the task would get a list of numbers.
         case Sequence() if not isinstance(value, bytearray | memoryview):
             return [convert_item(item) for item in value]

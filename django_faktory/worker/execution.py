@@ -53,7 +53,7 @@ from ..tasks import encryption
 from ..tasks.base import FaktoryTask, lookup
 from ..tasks.batch import enter_job
 from ..tasks.compat import TaskResult, TaskResultStatus, task_backends, task_finished, task_started
-from ..tasks.json_values import encode_json, normalize
+from ..tasks.json_values import encode_json, normalize_result
 from ..tasks.results import Attempt, ParsedCall, call_of, failures_of, running_result, task_error
 from . import invocation
 from .db_cleanup import drop_connections, in_transaction, reset_connections, reset_connections_async
@@ -261,7 +261,7 @@ class Execution:
     def _build_ack(self, value: Any) -> Ack:
         # Until the result is encoded, an error comes from its value and not from the task's code.
         self._has_invalid_result = True
-        job, self._value = self.reservation, normalize(value)
+        job, self._value = self.reservation, normalize_result(value)
         # Without a result the row is deleted, and its lines with it.
         log = lines_of(self.control) if job.result_ttl else ()
         report = Ack(jid=job.jid, wid=job.wid, attempt=job.attempt, result=self._encode_result(), log=log)

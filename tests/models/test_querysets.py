@@ -106,6 +106,11 @@ def test_arguments_are_found_in_the_json_style_of_other_libraries():
     assert Job.objects.with_args(1, "é").count() == 4
 
 
+def test_arguments_with_a_lone_surrogate_are_found():
+    found = JobFactory(payload='{"args":["\\ud800"]}')
+    assert [*Job.objects.matching('args:["\\ud800"]')] == [*Job.objects.with_args("\ud800")] == [found]
+
+
 def test_jobs_with_a_second_member_args_are_not_found_by_arguments():
     JobFactory(payload='{"args":[{"x":{"args":[1,2]}}]}')
     JobFactory(payload='{"args":[1,2],"custom":{"kwargs":{"args":[1,2]}}}')

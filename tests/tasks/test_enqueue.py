@@ -1,15 +1,19 @@
 """The stored rows of enqueued jobs; they commit or roll back with the transaction of the caller."""
 
-from datetime import datetime, timedelta
+from datetime import datetime, time, timedelta
 from typing import ClassVar
+from uuid import UUID
+from zoneinfo import ZoneInfo
 
 import pytest
 from asgiref.sync import async_to_sync
 from django.db import transaction
 from django.test import override_settings
-from django.utils import timezone
+from django.utils import timezone, translation
+from django.utils.text import format_lazy
+from django.utils.translation import gettext_lazy
 
-from django_faktory import task
+from django_faktory import push, task
 from django_faktory.backend import MAX_BUILDERS, FaktoryBackend
 from django_faktory.brokers.orm import OrmBroker
 from django_faktory.core.json import jsontext
@@ -17,6 +21,7 @@ from django_faktory.errors import CommandRefused, InvalidPayload
 from django_faktory.models import Job
 from django_faktory.tasks.compat import InvalidTask, Task, TaskResultStatus, task_backends, task_enqueued
 from django_faktory.tasks.job_id import new_jid, new_jids
+from django_faktory.tasks.json_values import encode_json, normalize_result
 from tests.project import tasks
 from tests.tasks.work import work
 
@@ -138,6 +143,78 @@ def test_an_unsupported_argument_is_refused_before_any_job_is_stored(value):
     with pytest.raises(TypeError):
         tasks.returns.enqueue_many([(1,), {"value": value}])
     assert not Job.objects.exists()
+
+
+def nested(levels):
+    value = []
+    for _ in range(levels):
+        value = [value]
+    return value
+
+
+def contains_itself():
+    value = {"list": []}
+    value["list"].append(value)
+    return value
+
+
+IN_BERLIN = time(12, 30, tzinfo=ZoneInfo("Europe/Berlin"))
+UNSUPPORTED = {
+    "two keys that JSON writes alike": ({1: "a", "1": "b"}, "expected a str as key, got int"),
+    "a number as key": ({"x": {1: "a"}}, "expected a str as key, got int"),
+    "True as key": ({True: 1}, "expected a str as key, got bool"),
+    "None as key": ({None: 1}, "expected a str as key, got NoneType"),
+    "a UUID as key": ({UUID(int=1): 1}, "expected a str as key, got UUID"),
+    "a time in a zone": (IN_BERLIN, "a time in a zone without a date has no offset"),
+    "5,000 digits": (10**5000, "digits"),
+    "200 levels": (nested(200), "nested deeper than 128 levels"),
+    "2,000 levels": (nested(2000), "nested deeper than 128 levels"),
+    "a value that contains itself": (contains_itself(), "nested deeper than 128 levels"),
+}
+
+
+WAYS = {
+    "enqueue": lambda args, kwargs: tasks.echo.enqueue(*args, **kwargs),
+    "enqueue of plain JSON": lambda args, kwargs: plain_json.enqueue(*args, **kwargs),
+    "push": lambda args, kwargs: push("elsewhere", *args, kwargs=kwargs),
+}
+
+
+@task(name="enqueue.plain_json", plain_json=True)
+def plain_json(*args, **kwargs):
+    pass
+
+
+@pytest.mark.parametrize("way", WAYS)
+@pytest.mark.parametrize("is_named", [False, True])
+@pytest.mark.parametrize(("value", "problem"), UNSUPPORTED.values(), ids=UNSUPPORTED)
+def test_an_argument_that_json_would_change_is_refused_by_name(value, problem, is_named, way):
+    if way != "enqueue" and value is IN_BERLIN:
+        problem = "Unsupported type"
+    args, kwargs = ([1], {"when": value}) if is_named else ([1, value], {})
+    place = r"kwargs\['when'\]" if is_named else r"args\[1\]"
+    with pytest.raises((TypeError, ValueError, InvalidPayload), match=f"^{place}.*: .*{problem}") as caught:
+        WAYS[way](args, kwargs)
+    assert "\n" not in str(caught.value)
+    assert not Job.objects.exists()
+
+
+def test_the_error_of_an_argument_names_the_place_inside_it():
+    with pytest.raises(TypeError, match=r"^args\[1\]\['x'\]\[0\]: Unsupported type: <class 'set'>"):
+        tasks.echo.enqueue(1, {"w": 1, "x": [{1}]})
+
+
+@pytest.mark.parametrize("text", [gettext_lazy("Yes"), format_lazy("{}!", gettext_lazy("Yes"))])
+def test_a_lazy_text_is_sent_in_the_language_of_the_caller(text):
+    with translation.override("de"):
+        tasks.returns.enqueue({"text": [text]})
+    assert jsontext.decode(work().result) == {"text": ["Ja!" if "!" in str(text) else "Ja"]}
+
+
+def test_a_result_may_have_numbers_as_keys_but_not_two_that_json_writes_alike():
+    assert jsontext.decode(encode_json(normalize_result({200: {1.5: [None]}}))) == {"200": {"1.5": [None]}}
+    with pytest.raises(ValueError, match="2 keys that JSON writes alike"):
+        normalize_result([{1: "a", "1": "b"}])
 
 
 def test_nan_is_refused_before_any_job_is_stored():

@@ -103,8 +103,8 @@ def test_both_test_backends_reject_what_faktory_backend_rejects(tasks_setting, n
 
 def test_arguments_are_passed_to_the_task_as_json(tasks_setting):
     tasks_setting(IMMEDIATE)
-    result = tasks.echo.enqueue((1, 2), key={1: "one"})
-    assert result.return_value == {"args": [[1, 2]], "kwargs": {"key": {"1": "one"}}}
+    result = tasks.echo.enqueue((1, 2), key={"one": (1,)})
+    assert result.return_value == {"args": [[1, 2]], "kwargs": {"key": {"one": [1]}}}
 
 
 @BOTH
