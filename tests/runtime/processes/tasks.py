@@ -158,6 +158,15 @@ def runs_long_atomic(folder):
     (Path(folder) / "pipe").read_text()
 
 
+@task(max_attempts=1, atomic=True, result_ttl=3600)
+def writes_atomically(folder, name):
+    """Record the run outside of the database, and write to it."""
+    with (Path(folder) / "begun").open("a") as file:
+        file.write(f"{name}\n")
+    Mark.objects.create(text=name)
+    time.sleep(STEP_S)
+
+
 @task
 async def runs_long_async(folder):
     _begins(folder)
