@@ -164,9 +164,29 @@ class ReservationLost(FaktoryError):
     """An atomic task ended after its job was given to another worker; its writes were rolled back."""
 
 
-# Not a failure: the task has done nothing wrong, so its job is released without using an attempt.
-class EndRolledBack(FaktoryError):
+class WorkerTrouble(FaktoryError):
+    """Base of the errors that interrupt a job: its task has done nothing wrong, so no attempt is used (ADR 0025)."""
+
+    summary = ""
+    """Text for the job's history."""
+
+
+class EndRolledBack(WorkerTrouble):
     """The database rolled back an atomic task because of another transaction (a deadlock or a lock timeout)."""
+
+    summary = "rolled back by the database"
+
+
+class CannotBegin(WorkerTrouble):
+    """The worker could not run the first line of a task, for example because it got no database connection."""
+
+    summary = "not begun: its worker had no database connection"
+
+
+class ConnectionLost(WorkerTrouble):
+    """An atomic task lost its database connection, so the database rolled back what it wrote."""
+
+    summary = "rolled back: its database connection was lost"
 
 
 class TaskTimeout(FaktoryError):

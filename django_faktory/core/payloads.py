@@ -15,7 +15,7 @@ from typing import Any, NamedTuple
 
 import msgspec
 
-from ..errors import FaktoryError, InvalidPayload, translatable
+from ..errors import FaktoryError, InvalidPayload, WorkerTrouble, translatable
 from .job_options import JobOptions, compute_ttl, read_options
 from .json import jsontext
 from .json.fields import parse_instant as parse_instant  # noqa: PLC0414  (other modules import it from here)
@@ -312,10 +312,10 @@ def interruption(job: Reservation, message: str) -> Interruption:
     return Interruption(jid=job.jid, wid=job.wid, attempt=job.attempt, queue=job.queue, message=message)
 
 
-def rollback(job: Reservation, message: str) -> Interruption:
-    """Return the report of an atomic task whose end the database rolled back."""
-    report = interruption(job, message)
-    return msgspec.structs.replace(report, errtype="EndRolledBack", summary="rolled back by the database")
+def trouble(job: Reservation, error: WorkerTrouble) -> Interruption:
+    """Return the report of a job that the trouble of its worker interrupted."""
+    report = interruption(job, str(error))
+    return msgspec.structs.replace(report, errtype=type(error).__name__, summary=error.summary)
 
 
 def interruption_failure(interruption: Interruption) -> Failure:

@@ -17,7 +17,7 @@ from ..core.logs import get_logger
 from ..errors import FaktoryError
 from ..server.allocator import return_large_blocks
 from ..server.server import Server
-from ..store import notifier
+from ..store import notifier, sharing
 from ..store.dialects.write_queue import queue_writers
 from ..store.locks import locks
 from ..worker.db_cleanup import set_up_own_connections
@@ -197,6 +197,7 @@ def _work(run_config: RunConfig, number: int, local_pipes: notifier.LocalPipes |
 
 def _prepare_connections(alias: str | None) -> None:
     db_watchdog.disable_pools()
+    sharing.enable()
     set_up_own_connections()
     if alias:
         db_watchdog.enforce(alias, conf.get("DATABASE_TIMEOUT"))

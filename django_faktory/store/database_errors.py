@@ -34,6 +34,12 @@ DEADLOCKS = frozenset({"40P01", 1213})
 READ_ONLY = frozenset({"25006", 1290, 1792, 1836})
 """Errors of a primary that has become a standby: the next connection may reach the new primary."""
 
+SESSION_LIMITS = frozenset({"25P03", "25P04", "57P05"})
+"""PostgreSQL ended a session because it was idle, or in a transaction, for longer than its settings allow."""
+
+_TOO_MANY = frozenset({"53300", 1040, 1203, 1226})
+_TOO_MANY_TEXTS = ("too many connections", "too many clients", "connection slots are reserved", "no more connections")
+
 _CHARACTERS = frozenset({"22P05", "22021", 1267, 1270, 1271, 1300, 1366, 1977})
 _LENGTHS = frozenset({"22001", "54", 1118, 1153, 1301, 1406, "SQLITE_TOOBIG"})
 _OTHER_VALUES = frozenset({"22", 1264, 1265, 1292, 1411, "SQLITE_MISMATCH", "SQLITE_RANGE"})
@@ -46,7 +52,7 @@ _KINDS: dict[object, ErrorKind] = {
     **dict.fromkeys({"28", "3D000", "42501", 1044, 1045, 1049, 1142, 1143}, ErrorKind.CONFIGURATION),
     **dict.fromkeys({"SQLITE_PERM", "SQLITE_AUTH", "SQLITE_NOTADB"}, ErrorKind.CONFIGURATION),
     # Drivers report a read-only server and a closed session as several classes of exceptions.
-    **dict.fromkeys(READ_ONLY | {"08", "53", "57", "58", "25P03", "25P04"}, ErrorKind.OUTAGE),
+    **dict.fromkeys(READ_ONLY | SESSION_LIMITS | {"08", "53", "57", "58"}, ErrorKind.OUTAGE),
 }
 
 
@@ -61,6 +67,24 @@ def kind_of(error: BaseException) -> ErrorKind:
     if isinstance(error, DataError | UnicodeEncodeError):  # the driver refused the value, so there is no code
         return ErrorKind.DATA
     return ErrorKind.OUTAGE if isinstance(error, OperationalError | InterfaceError) else ErrorKind.DEFECT
+
+
+def exceeds_session_limit(error: BaseException | None) -> bool:
+    """Return whether this error, or one that it replaced, says that a session lasted too long in its transaction."""
+    while error is not None and error_code(error) not in SESSION_LIMITS:
+        error = error.__cause__ or error.__context__
+    return error is not None
+
+
+def lacks_connections(error: BaseException) -> bool:
+    """Return whether the database, its account or a pooler refused a connection because there are too many."""
+    # libpq reports no code for a refused connection.
+    return error_code(error) in _TOO_MANY or any(text in str(error) for text in _TOO_MANY_TEXTS)
+
+
+def is_starting(error: BaseException) -> bool:
+    """Return whether the database refused a connection because it is starting up or shutting down."""
+    return error_code(error) == "57P03" or "the database system is " in str(error)
 
 
 def is_collision(error: BaseException) -> bool:

@@ -21,6 +21,7 @@ from django.db.backends.base.base import BaseDatabaseWrapper
 
 from ..core.logs import get_logger
 from ..errors import BrokerUnavailable, LockTimeout
+from . import sharing
 from .database_errors import (
     DEADLOCKS,
     LOCK_TIMEOUTS,
@@ -123,9 +124,12 @@ def run(
     for attempt in range(1, DEADLOCK_ATTEMPTS + 1):
         try:
             with limit_attempt(connection):
-                return _execute_verb(connection, verb, atomic=atomic, writes=writes, snapshot=snapshot)
+                result = _execute_verb(connection, verb, atomic=atomic, writes=writes, snapshot=snapshot)
         except (Error, UnicodeEncodeError) as error:
             _raise_unless_retried(connection, error, attempt, raises_lock_timeout=raises_lock_timeout)
+        else:
+            sharing.give_back(connection)
+            return result
         # Random, so that two transactions that collided do not meet again; up to 10 ms, doubled each time.
         time.sleep(random.uniform(0, min(max_pause_s, 0.005 * 2**attempt)))
     raise AssertionError("unreachable")
@@ -165,6 +169,7 @@ def _raise_unless_retried(
     if kind is not ErrorKind.COLLISION or attempt >= (DEADLOCK_ATTEMPTS if code in DEADLOCKS else ATTEMPTS):
         # The session may be broken: the next transaction starts on a new connection.
         connection.close()
+        sharing.record(error)
         raise BrokerUnavailable(f"database unavailable: {first_line(error)}{remedy(error)}") from error
     logger.debug("transaction collided, trying again attempt=%d error=%s", attempt, first_line(error))
 
@@ -212,7 +217,7 @@ def _execute_verb(
     snapshot: bool,
 ) -> T:
     dialect = dialect_of(connection)
-    _replace_unusable_session(connection, dialect)
+    replace_unusable_session(connection)
     if snapshot and connection.get_autocommit():
         return _run_in_snapshot(connection, dialect, verb)
     # Usually neither this thread nor any session has a limit.
@@ -255,7 +260,7 @@ def leads_to_old_primary(connection: BaseDatabaseWrapper) -> bool:
     return _refusals_at_connect.get(connection.connection, 0) < _refusals[connection.alias]
 
 
-def _replace_unusable_session(connection: BaseDatabaseWrapper, dialect: Dialect) -> None:
+def replace_unusable_session(connection: BaseDatabaseWrapper) -> None:
     """Replace a session that the server has ended or that may lead to an old primary.
 
     Does nothing inside a transaction that the caller began without `atomic`.
@@ -263,7 +268,7 @@ def _replace_unusable_session(connection: BaseDatabaseWrapper, dialect: Dialect)
     if connection.connection is not None:
         if not connection.autocommit:
             return
-        if dialect.was_ended(connection) or leads_to_old_primary(connection):
+        if dialect_of(connection).was_ended(connection) or leads_to_old_primary(connection):
             _discard(connection)
     if connection.connection is None and (refusals := _refusals[connection.alias]):
         connection.ensure_connection()

@@ -20,6 +20,7 @@ from django.db import Error, connections, reset_queries
 from django.db.backends.base.base import BaseDatabaseWrapper
 from django.db.backends.signals import connection_created
 
+from ..store import sharing
 from ..store.dialects.postgresql.pooler import is_pooled
 
 _async_connections: WeakKeyDictionary[asyncio.AbstractEventLoop, Sequence[BaseDatabaseWrapper]] = WeakKeyDictionary()
@@ -109,6 +110,7 @@ def reset_connections(outer_aliases: frozenset[str] = NO_ALIASES) -> list[str]:
             # With CONN_HEALTH_CHECKS Django then checks the connection at the next job's first query. The stubs lack
             # the attribute.
             connection.health_check_done = False  # type: ignore[attr-defined]
+            sharing.give_back(connection)
     if settings.DEBUG:
         reset_queries()
     return left_open

@@ -36,8 +36,8 @@ from ..core.payloads import Ack, Failure, Interruption, Reservation
 from ..errors import (
     Cancelled,
     CannotDecrypt,
+    ConnectionLost,
     Discard,
-    EndRolledBack,
     FaktoryError,
     InvalidArgument,
     InvalidPayload,
@@ -48,6 +48,7 @@ from ..errors import (
     TaskTimeout,
     UnknownJobType,
     WorkerShutdown,
+    WorkerTrouble,
 )
 from ..tasks import encryption
 from ..tasks.base import FaktoryTask, lookup
@@ -60,6 +61,7 @@ from .db_cleanup import drop_connections, in_transaction, reset_connections, res
 from .interrupt import InterruptibleControl
 from .job_buffer import Report
 from .job_log import lines_of, running_control
+from .suspects import may_end_connections
 from .unknown_jobs import defer_to_newer_worker
 
 logger = get_logger(__name__)
@@ -278,14 +280,18 @@ class Execution:
         object.__setattr__(self.result, "_return_value", self._value)
 
     def _report_error(self, error: BaseException) -> Failure | Interruption:
-        is_rolled_back = isinstance(error, EndRolledBack)
-        if not is_rolled_back and not isinstance(self.control.reason, WorkerShutdown):
+        if isinstance(error, WorkerTrouble) and not self._may_cause(error):
+            report = payloads.trouble(self.reservation, error)
+        elif isinstance(self.control.reason, WorkerShutdown):
+            report = payloads.interruption(self.reservation, str(self.control.reason))
+        else:
             return self._build_failure(error)
         # The result object stays unfinished: an interrupted job runs again (ADR 0025).
         self._is_last_attempt = False
-        if is_rolled_back:
-            return payloads.rollback(self.reservation, str(error))
-        return payloads.interruption(self.reservation, str(self.control.reason))
+        return report
+
+    def _may_cause(self, error: WorkerTrouble) -> bool:
+        return isinstance(error, ConnectionLost) and may_end_connections(self.reservation)
 
     def _build_failure(self, error: BaseException) -> Failure:
         job = self.reservation
@@ -372,7 +378,7 @@ def _commit_end(report: Ack, job: Reservation, broker: WorkerBroker) -> None:
     """Report the end inside the open transaction, or raise to roll it back.
 
     Raises ReservationLost if the job is no longer this worker's, and EndRolledBack if the end collided with another
-    transaction: the task has done nothing wrong, so it must not lose an attempt.
+    transaction.
     """
     with suppress(ReservationLost):
         if broker.ack_last(report, job):

@@ -9,10 +9,12 @@ from collections.abc import Mapping
 from typing import Any
 
 from asgiref.sync import sync_to_async
+from django.db import Error
 
 from ..core.job_control import Control
 from ..core.json import jsontext
-from ..errors import Cancelled
+from ..errors import Cancelled, CannotBegin
+from ..store.database_errors import ErrorKind, first_line, kind_of
 from ..tasks import middleware
 from ..tasks.arguments import decode_call, may_have_references
 from ..tasks.base import FaktoryTask, JobContext
@@ -67,7 +69,12 @@ async def acall(
 def _decode_arguments(task: FaktoryTask[..., Any], result: TaskResult[..., Any], text: str) -> Arguments:
     if task.plain_json or not may_have_references(text):
         return result.args, result.kwargs
-    return decode_call(result.args, result.kwargs, missing=task.missing)
+    try:
+        return decode_call(result.args, result.kwargs, missing=task.missing)
+    except Error as error:
+        if kind_of(error) is not ErrorKind.OUTAGE:
+            raise
+        raise CannotBegin(f"database unavailable: {first_line(error)}") from error
 
 
 def _with_context(

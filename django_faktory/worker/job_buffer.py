@@ -9,7 +9,8 @@ from __future__ import annotations
 import threading
 import time
 from collections import Counter
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import contextmanager
 from queue import Empty, SimpleQueue
 
 from ..core.payloads import Ack, Failure, Interruption, Reservation
@@ -38,6 +39,7 @@ class JobBuffer:
         self._lock = threading.RLock()
         self._changed = threading.Condition(self._lock)
         self._waiters = 0  # threads that wait for `_changed`; notifying without one would cost every short job
+        self._concurrency, self._blocked_threads = concurrency, 0
         self._prefetch_window = PrefetchWindow(concurrency=concurrency, max_prefetch=max_prefetch)
         self._progressed_at = time.monotonic()
         self._is_closed = False
@@ -67,6 +69,20 @@ class JobBuffer:
             return self._changed.wait_for(is_true, timeout_s)
         finally:
             self._waiters -= 1
+
+    @contextmanager
+    def blocked_thread(self) -> Iterator[None]:
+        """Leave no room for the calling thread, which cannot run jobs at present, nor for prefetched jobs."""
+        self._add_blocked(1)
+        try:
+            yield
+        finally:
+            self._add_blocked(-1)
+
+    def _add_blocked(self, count: int) -> None:
+        with self._lock:
+            self._blocked_threads += count
+            self._changed.notify_all()
 
     def is_empty(self) -> bool:
         """Return whether no job waits or runs."""
@@ -262,4 +278,6 @@ class JobBuffer:
     def _room(self) -> int:
         if self._is_closed or self._lone_job is not None or self.finished.qsize() > MAX_UNREPORTED:
             return 0
+        if self._blocked_threads:
+            return max(0, self._concurrency - self._blocked_threads - len(self._jobs))
         return self._prefetch_window.room(len(self._jobs), now=time.monotonic())

@@ -1,15 +1,13 @@
 """Compute the pauses of a worker's loops during an outage of the broker, with backoff (`OutagePause`).
 
-Logs one line when the outage begins and one when it ends. Independent of brokers and jobs.
+Independent of brokers and jobs; `core.outages` logs the outage.
 """
 
 from __future__ import annotations
 
 import random
 
-from ..core.logs import get_logger
-
-logger = get_logger(__name__)
+from ..core.outages import Outages, of_this_node
 
 FIRST_PAUSE_S = 0.25
 """Maximum of the first pause; it doubles with each failure."""
@@ -21,8 +19,8 @@ LONGEST_PAUSE_S = 5.0
 class OutagePause:
     """Count the failures of one loop in a row. `loop_name` names the loop in the log."""
 
-    def __init__(self, loop_name: str) -> None:
-        self._loop_name = loop_name
+    def __init__(self, loop_name: str, outages: Outages = of_this_node) -> None:
+        self._loop_name, self._outages = loop_name, outages
         self._failures = 0
 
     def record_failure(self, error: Exception) -> float:
@@ -31,8 +29,7 @@ class OutagePause:
         The pause is random between half of its maximum and the maximum, so that the workers of a node do not try in
         step.
         """
-        if not self._failures:
-            logger.warning("the broker is unavailable, retrying loop=%s error=%s", self._loop_name, error)
+        self._outages.record_failure(self._loop_name, error)
         self._failures += 1
         # The exponent is bounded: in a long outage the power would be too large for a float.
         max_pause_s = min(FIRST_PAUSE_S * 2 ** min(self._failures - 1, 10), LONGEST_PAUSE_S)
@@ -40,6 +37,5 @@ class OutagePause:
 
     def record_success(self) -> None:
         """Record a success: the next failure starts with the shortest pause."""
-        if self._failures:
-            logger.info("the broker is available again loop=%s tries=%d", self._loop_name, self._failures)
-            self._failures = 0
+        self._failures = 0
+        self._outages.record_success()

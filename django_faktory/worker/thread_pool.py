@@ -18,14 +18,16 @@ from django.db import connections
 from ..brokers.base import WorkerBroker
 from ..core import payloads
 from ..core.logs import get_logger
+from ..core.outages import of_this_node
 from ..core.payloads import LATER, Ack, Failure, Interruption, Reservation
-from ..errors import FaktoryError
+from ..errors import CannotBegin, ConnectionLost, FaktoryError, WorkerTrouble
 from .async_runner import EventLoop
 from .db_cleanup import JOB_THREAD, NO_ALIASES
 from .execution import Execution, prepare
 from .job_buffer import JobBuffer, Report
 from .job_monitor import JobMonitor, MonitorLimits
 from .progress import ProgressWriter
+from .readiness import Readiness
 
 logger = get_logger(__name__)
 
@@ -55,6 +57,7 @@ class ThreadPool:
         self._monitor_thread = threading.Thread(target=self._monitor.run, name="faktory-watch-jobs", daemon=True)
         self._progress = ProgressWriter(broker)
         self._buffer = buffer
+        self._readiness = Readiness(broker, buffer)
         self._interruption_reason = ""
         self._free_slots: SimpleQueue[None] = SimpleQueue()  # a semaphore: threading.Semaphore costs ten times as much
         for _ in range(concurrency):
@@ -78,6 +81,7 @@ class ThreadPool:
     def interrupt(self, reason: str) -> None:
         """Stop all running tasks, so that their jobs are released. Does not wait for them."""
         self._interruption_reason = reason
+        self._readiness.close()
         self._monitor.interrupt(reason)
 
     def close(self, deadline: float) -> bool:
@@ -86,6 +90,7 @@ class ThreadPool:
         `deadline` is a time of the monotonic clock. The event loop gets at least 0.1 s and the two helper threads 0.5 s
         each, even after it.
         """
+        self._readiness.close()
         self._buffer.end_threads(len(self._threads))
         for thread in self._threads:
             thread.join(max(0.0, deadline - time.monotonic()))
@@ -112,18 +117,23 @@ class ThreadPool:
             connections.close_all()
 
     def _perform(self, job: Reservation) -> None:
-        began_at = time.monotonic()
+        began_at, is_performed = time.monotonic(), False
+        while not is_performed:
+            is_performed = self._try(job, began_at)
+
+    def _try(self, job: Reservation, began_at: float) -> bool:
+        """Run the job and finish it; return False, with nothing done, if it could not begin and may begin now."""
         try:
             execution = prepare(job)
         except Exception as error:  # noqa: BLE001  (the thread must survive)
             self._finish(job, error, began_at)
-            return
+            return True
         if isinstance(execution, Execution):
-            self._execute(execution, began_at)
-        else:
-            self._finish(job, execution, began_at)
+            return self._execute(execution, began_at)
+        self._finish(job, execution, began_at)
+        return True
 
-    def _execute(self, execution: Execution, began_at: float) -> None:
+    def _execute(self, execution: Execution, began_at: float) -> bool:
         control, job = execution.control, execution.reservation
         control.report_progress = partial(self._progress.report_progress, job)
         # Only an atomic task writes its progress in its own transaction.
@@ -136,16 +146,25 @@ class ThreadPool:
         # The thread takes the next job at once; `_finish` frees the slot when the coroutine ends.
         if execution.is_async:
             self._loop.submit(job, execution.arun, lambda end: self._end_execution(execution, end, began_at))
-            return
+            return True
         try:
             end: End = execution.run(self._broker, outer_aliases=NO_ALIASES)
         except Exception as error:  # noqa: BLE001  (the thread must survive)
             end = error
+        if _is_trouble(end, CannotBegin):
+            self._monitor.remove(execution)
+            if self._readiness.wait_with_job(began_at):
+                return False
         self._end_execution(execution, end, began_at)
+        return True
 
     def _end_execution(self, execution: Execution, end: End, began_at: float) -> None:
         self._monitor.remove(execution)
         self._finish(execution.reservation, end, began_at, execution)
+        # The next job could not begin either.
+        if _is_trouble(end, CannotBegin, ConnectionLost):
+            wait = self._readiness.wait_without_job
+            threading.Thread(target=wait, daemon=True).start() if execution.is_async else wait()
 
     def _give_up(self, execution: Execution, reason: FaktoryError) -> None:
         """Report a job that cannot be stopped; its thread stays occupied until the process ends."""
@@ -181,6 +200,10 @@ class ThreadPool:
         return _build_failure(job, end) if isinstance(end, BaseException) else end
 
 
+def _is_trouble(end: End, *errors: type[WorkerTrouble]) -> bool:
+    return isinstance(end, Interruption) and end.errtype in [error.__name__ for error in errors]
+
+
 def _log_end(job: Reservation, report: Report | None, execution: Execution | None, ran_s: float) -> None:
     """Log one line for a run that ended; none for a job that another worker has or that waits for newer code."""
     if outcome := _name_outcome(report, execution):
@@ -214,6 +237,10 @@ def build_interruption(job: Reservation, reason: str, broker: WorkerBroker) -> I
 
 
 def _log_interruption(job: Reservation, report: Interruption, broker: WorkerBroker) -> None:
+    if report.errtype in (CannotBegin.__name__, ConnectionLost.__name__):
+        # One line for all jobs of all processes: an outage hits them together.
+        of_this_node.record_failure("jobs", report.message, released=1)
+        return
     logger.warning(
         "job interrupted jid=%s jobtype=%s reason=%r; %s",
         job.jid,

@@ -146,7 +146,7 @@ class Worker:
             order=self._order,
             listen=listen,
             poll_interval_s=poll_interval_s,
-            may_fetch=self._heartbeat.is_fresh,
+            may_fetch=self._may_fetch,
             on_drained=(lambda: self._orders.put(DRAINED)) if drain else None,
             queue_limits=queue_limits,
             is_reported=self._is_reported,
@@ -252,6 +252,11 @@ class Worker:
     def _is_reported(self) -> bool:
         # Interruptions of `_release_running` are sent without being counted, so there may be more.
         return self._reporter.settled_count >= self._buffer.report_count
+
+    def _may_fetch(self) -> bool:
+        """Return whether to claim jobs: not while their ends could not be reported, nor with a wid that may be lost."""
+        unreported = self._buffer.report_count - self._reporter.settled_count
+        return self._heartbeat.is_fresh() and (unreported <= self._concurrency or not self._reporter.is_late())
 
     def _count_job(self) -> None:
         """Count an ended job and order the replacement of this process if a bound of the recycle policy is reached."""

@@ -20,6 +20,7 @@ from django.db import Error, connections
 from django.db.backends.base.base import BaseDatabaseWrapper
 
 from ...core.logs import get_logger
+from .. import sharing
 from ..dialects.postgresql.pipeline import has_psycopg3
 from ..dialects.postgresql.pooler import is_pooled, process_of
 from .base import Listener, wait_readable
@@ -39,6 +40,9 @@ TEST_EVERY_S = 60.0
 
 LONGEST_PAUSE_S = 15.0
 """Maximum seconds between two attempts to connect."""
+
+SHARING_CHECK_S = 5.0
+"""Seconds between two checks whether the node has too few connections to listen on one."""
 
 UNLISTEN_TRIES = 50
 """Attempts to send UNLISTEN to the pooled session that executed the LISTEN of the self-test."""
@@ -151,11 +155,16 @@ class PostgresListener(Listener):
         with self._close_receiver:
             while not self._closed.is_set():
                 try:
+                    while sharing.is_needed():
+                        self._fall_back_to_polling()
+                        if self._closed.wait(SHARING_CHECK_S):
+                            return
                     with closing(self._connect()) as connection:
                         pause_s = 0.5
                         if not self._receive(connection):
                             return
                 except (psycopg.Error, Error, OSError) as error:
+                    sharing.record(error)
                     self._fall_back_to_polling()
                     self._log_outage(error)
                     # Jitter keeps the nodes from reconnecting at the same moment after an outage.
@@ -180,8 +189,8 @@ class PostgresListener(Listener):
             logger.info("notifications are back alias=%s", self._alias)
             self._is_down = False
         test_payload, until = self._send_test()
-        while not self._closed.is_set():
-            notifications = self._receive_next(connection, until)
+        while not (self._closed.is_set() or sharing.is_needed()):
+            notifications = self._receive_next(connection, min(until, time.monotonic() + SHARING_CHECK_S))
             payloads = {notification.payload for notification in notifications if not self._is_own(notification.pid)}
             self.receives_all = self.receives_all or bool(payloads)
             self._pass_on(payloads)

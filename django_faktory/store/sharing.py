@@ -1,0 +1,57 @@
+"""Share too few database connections among the threads and processes of a node.
+
+While a database has refused a connection lately because there are too many, every thread of `runfaktory` returns its
+connection after each transaction, and nothing listens for notifications. Otherwise idle threads would keep the
+connections that a thread with a job, or with the end of one, needs. Processes share the state by a piece of memory that
+is created before they are forked.
+"""
+
+from __future__ import annotations
+
+import mmap
+import struct
+import time
+from contextlib import suppress
+
+from django.db import Error
+from django.db.backends.base.base import BaseDatabaseWrapper
+
+from .database_errors import lacks_connections
+
+SHARE_S = 60.0
+"""Seconds after a refusal in which connections are shared."""
+
+_LAYOUT = struct.Struct("d")
+_memory = mmap.mmap(-1, _LAYOUT.size)
+
+
+class _Process:
+    shares = False
+
+
+def enable() -> None:
+    """Share the connections of this process when there are too few."""
+    _Process.shares = True
+
+
+def record(error: BaseException) -> None:
+    """Record an error of a database; connections are shared from now on if it has too few of them."""
+    if lacks_connections(error):
+        record_shortage()
+
+
+def record_shortage() -> None:
+    """Share connections from now on, for `SHARE_S`."""
+    _LAYOUT.pack_into(_memory, 0, time.monotonic() + SHARE_S)
+
+
+def is_needed() -> bool:
+    """Return whether this process should return its connections."""
+    return _Process.shares and time.monotonic() < _LAYOUT.unpack_from(_memory)[0]
+
+
+def give_back(connection: BaseDatabaseWrapper) -> None:
+    """Close this thread's connection if connections are shared at present, and it is in no transaction."""
+    if is_needed() and not connection.in_atomic_block:
+        with suppress(Error):  # closing a broken connection may fail too; Django drops it anyway
+            connection.close()
