@@ -19,6 +19,7 @@ from ..core.in_flight import InFlightExchange
 from ..core.locket import Locket
 from ..core.logs import get_logger
 from ..core.mutation import Mutation
+from ..core.outages import of_this_node
 from ..core.payloads import (
     Ack,
     BatchStatus,
@@ -312,11 +313,7 @@ class OrmBroker(Broker):
             returned = releases.release_claims(due_claims, using=self.alias)
         except (BrokerUnavailable, Error) as error:  # the caller's own work may succeed all the same
             self._claim_numbers.retry_checks(due_claims)
-            logger.warning(
-                "claims without an answer could not be looked for yet claims=%d error=%s",
-                len(due_claims),
-                first_line(error),
-            )
+            of_this_node.record_failure("claims without an answer", first_line(error))
             return
         if returned:
             logger.warning("jobs were claimed and the answer was lost, released jobs=%d", returned)

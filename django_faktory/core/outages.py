@@ -56,9 +56,7 @@ class Outages:
                     *(source, state.failures, state.released, error),
                 )
                 state = state._replace(logged_at=now)
-            self._write(
-                state._replace(failed_at=now, failures=state.failures + 1, released=state.released + released)
-            )
+            self._write(state._replace(failed_at=now, failures=state.failures + 1, released=state.released + released))
 
     def record_success(self) -> None:
         """Record a success of any loop: it ends the outage if there was no failure for a while."""

@@ -16,6 +16,7 @@ from django.db import connections
 
 from .. import conf
 from ..core.logs import get_logger
+from ..core.outages import of_this_node
 from ..errors import BrokerUnavailable
 from ..operations import alarms
 from ..operations.alarms import Alarm
@@ -51,7 +52,7 @@ class AlarmNotifier:
             try:
                 self.run_once()
             except BrokerUnavailable as error:
-                logger.warning("alarms cannot be read error=%s", error)
+                of_this_node.record_failure("alarms", error)
             except Exception:  # the loop must survive: log and continue
                 logger.exception("alarms cannot be sent")
                 connections[self._alias].close()

@@ -1,6 +1,7 @@
 """Check before the start that the database has the tables this code expects (`await_migrations`).
 
-During the rollout of a new version, processes may start before `migrate` has ended: they print a line and wait.
+During the rollout of a new version, processes may start before `migrate` has ended, or before the database has: they
+print a line and wait.
 """
 
 from __future__ import annotations
@@ -10,15 +11,19 @@ import sys
 import threading
 import time
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
-from typing import NoReturn
+from contextlib import ExitStack, contextmanager
+from typing import NoReturn, TypeVar
 
 from django.core.management.base import CommandError
-from django.db import connections
+from django.db import DatabaseError, connections
 from django.db.migrations.executor import MigrationExecutor
 
+from ..store.database_errors import first_line, is_starting, lacks_connections
+
+T = TypeVar("T")
+
 CHECK_EVERY_S = 1.0
-"""Seconds between two checks of the migrations."""
+"""Seconds between two checks of the migrations or of the database."""
 
 APP_LABEL = "django_faktory"
 """App label of this package."""
@@ -43,6 +48,31 @@ def await_migrations(alias: str, *, wait_s: float, write_line: Callable[[str], o
         raise CommandError(f"the database {alias!r} lacks {count} migrations of django_faktory; run manage.py migrate")
     if missing and wait_s > 0:
         write_line(f"{_describe_missing(missing, alias)}; starting without them, since none is of django_faktory")
+
+
+def await_database(
+    prepare: Callable[[], T], *, read_wait_s: Callable[[], float], write_line: Callable[[str], object]
+) -> T:
+    """Return the result of `prepare`, which is repeated while the database starts up or has no connection left.
+
+    Raises the DatabaseError of `prepare` after `read_wait_s` seconds, and any other error of it at once.
+    """
+    deadline: float | None = None
+    with ExitStack() as stack:
+        while True:
+            try:
+                return prepare()
+            except DatabaseError as error:
+                if not (is_starting(error) or lacks_connections(error)):
+                    raise
+                if deadline is None:
+                    wait_s = read_wait_s()
+                    deadline = time.monotonic() + wait_s
+                    stack.enter_context(_exit_on_signals())
+                    write_line(f"{first_line(error)}; waiting up to {wait_s:g} s (FAKTORY['MIGRATIONS_WAIT'])")
+                if time.monotonic() >= deadline:
+                    raise
+            time.sleep(CHECK_EVERY_S)
 
 
 def _find_missing(alias: str) -> list[tuple[str, str]]:

@@ -21,8 +21,17 @@ from ..brokers import tls
 from ..brokers.client import parse_url
 from ..checks.security import is_loopback
 from ..errors import FaktoryError, InvalidPayload
+from ..store import sharing
+from ..store.dialects import dialect_of
 from ..tasks import base
 from ..worker.queue_order import QueueOrder
+
+SERVER_CONNECTIONS = 14
+"""Maximum of the database connections of a server process, whatever the number of its clients."""
+
+WORKER_CONNECTIONS = 9
+"""Maximum of the database connections of a worker process beyond one for each thread: for fetching, reporting, BEATs,
+locks, cancellations, progress, notifications, metrics and async tasks."""
 
 MAX_DEFAULT_PROCESSES = 4
 """Maximum of the default number of worker processes: the operator should decide on more."""
@@ -142,6 +151,25 @@ def config_warnings(run_config: RunConfig) -> Iterator[str]:
         similar = get_close_matches(name, names_in_use, n=1) if name not in names_in_use else []
         if similar:
             yield f"queue {name!r}: no task of this project uses it; did you mean {similar[0]!r}?"
+
+
+def connection_warnings(run_config: RunConfig) -> Iterator[str]:
+    """Yield one line if the database allows fewer connections than these processes may need; then they share them."""
+    assert run_config.alias is not None  # noqa: S101  (the caller checks it)
+    worker = run_config.concurrency + WORKER_CONNECTIONS
+    needed = (
+        run_config.serves * run_config.servers * SERVER_CONNECTIONS + run_config.works * run_config.processes * worker
+    )
+    connection = connections[run_config.alias]
+    with connection.cursor() as cursor:
+        free_by_limit = dialect_of(connection).free_connections(cursor)
+    limit = min(free_by_limit, key=free_by_limit.__getitem__, default=None)
+    if limit is not None and free_by_limit[limit] < needed:
+        sharing.record_shortage()
+        yield (
+            f"{needed} connections needed under load, {max(0, free_by_limit[limit])} to be had ({limit}): raise it, or "
+            "start fewer --processes or a smaller --concurrency; until then the threads share connections, which is slower"
+        )
 
 
 def _check_database(alias: str) -> None:

@@ -22,6 +22,7 @@ from django.utils import timezone
 from .. import conf
 from ..brokers import configured_locket
 from ..core.logs import get_logger
+from ..core.outages import of_this_node
 from ..core.payloads import Reservation
 from ..errors import BrokerUnavailable
 from ..store import alarm_records, notifier, queues, workers
@@ -249,12 +250,15 @@ class Maintenance:
     def _run_guarded(self, name: str, work: Callable[[], R]) -> R | None:
         """Return the result of `work`, or None after an error, which is logged."""
         try:
-            return work()
+            result = work()
         except BrokerUnavailable as error:
-            logger.warning("maintenance waits for the database step=%s error=%s", name, error)
+            of_this_node.record_failure(f"maintenance: {name}", error)
         except Exception:  # the loop must survive: log and continue
             logger.exception("maintenance step failed step=%s", name)
             connections[self.alias].close()
+        else:
+            of_this_node.record_success()
+            return result
         return None
 
     def _enqueue_due(self) -> float:

@@ -14,6 +14,7 @@ from django.db import connections
 from .. import conf
 from ..core.histograms import Recorder
 from ..core.logs import get_logger
+from ..core.outages import of_this_node
 from ..errors import BrokerUnavailable
 from ..operations.statistics import read
 from ..store.statistics import histograms
@@ -77,7 +78,7 @@ class MetricsFlusher:
             self._recorder.restore(series)
             connections[self._alias].close()
             if isinstance(error, BrokerUnavailable):
-                logger.warning("metrics not written, kept in memory error=%s", error)
+                of_this_node.record_failure("metrics", error)
             else:
                 logger.exception("metrics could not be written")
 

@@ -13,6 +13,7 @@ from random import Random
 
 from ..brokers.base import WorkerBroker
 from ..core.logs import get_logger
+from ..core.outages import of_this_node
 from ..core.payloads import Ack, FetchRequest, Lease, Reservation
 from ..errors import FaktoryError
 from ..store.notifier import Listener, PollingListener
@@ -264,6 +265,6 @@ class Fetcher:
             self._broker.release(due)
         except Exception as error:  # noqa: BLE001  (the loop must survive)
             # These jobs will not run here. At worst `bye`, or the loss of this worker, returns them to their queues.
-            logger.warning("jobs could not be released yet count=%d error=%s", len(due), error)
+            of_this_node.record_failure("release", error)
             with self._release_lock:
                 self._unreleased += due

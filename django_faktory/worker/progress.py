@@ -13,6 +13,7 @@ from collections.abc import Collection
 from ..brokers.base import WorkerBroker
 from ..core.job_control import Part
 from ..core.logs import get_logger
+from ..core.outages import of_this_node
 from ..core.payloads import MAX_DESC_BYTES, Reservation, TrackUpdate, cut
 from ..errors import FaktoryError
 
@@ -103,7 +104,7 @@ class ProgressWriter:
         try:
             self._broker.track_set(updates)
         except FaktoryError as error:  # not retried: later progress of these jobs replaces it
-            logger.warning("progress could not be written count=%d error=%s", len(updates), error)
+            of_this_node.record_failure("progress", error)
         except Exception:  # the loop must survive any error
             logger.exception("progress could not be written count=%d", len(updates))
             self._broker.close()

@@ -1,7 +1,8 @@
 """Recognize jobs that may cause the trouble of their workers: those that lost a worker twice, or many connections.
 
-A job that lost its worker twice runs alone, so that a third loss identifies one job (W20). Reads the job's history, which a claim returns for jobs that have one, so that plain jobs cost nothing.
-Another Faktory server sends no history; its jobs are never suspects.
+A job that lost its worker twice runs alone, so that a third loss identifies one job (W20). Reads the job's history,
+which a claim returns for jobs that have one, so that plain jobs cost nothing. Another Faktory server sends no history;
+its jobs are never suspects.
 """
 
 from __future__ import annotations

@@ -31,6 +31,9 @@ from .readiness import Readiness
 
 logger = get_logger(__name__)
 
+OUTAGES = (CannotBegin, ConnectionLost)
+"""Errors that hit the jobs of a worker together."""
+
 End = Report | BaseException | None
 """How a job ended: the report to send, the exception that broke it outside its task, or None if the broker has already
 recorded the end.
@@ -162,7 +165,7 @@ class ThreadPool:
         self._monitor.remove(execution)
         self._finish(execution.reservation, end, began_at, execution)
         # The next job could not begin either.
-        if _is_trouble(end, CannotBegin, ConnectionLost):
+        if _is_trouble(end, *OUTAGES):
             wait = self._readiness.wait_without_job
             threading.Thread(target=wait, daemon=True).start() if execution.is_async else wait()
 
@@ -221,7 +224,7 @@ def _name_outcome(report: Report | None, execution: Execution | None) -> str:
     if report is None:  # an atomic task has reported its end already
         return "succeeded" if execution is not None and execution.has_succeeded else ""
     if isinstance(report, Interruption):
-        return "interrupted"
+        return "" if _is_trouble(report, *OUTAGES) else "interrupted"
     if report.verdict == LATER:
         return ""
     if report.verdict == "discard":
@@ -237,7 +240,7 @@ def build_interruption(job: Reservation, reason: str, broker: WorkerBroker) -> I
 
 
 def _log_interruption(job: Reservation, report: Interruption, broker: WorkerBroker) -> None:
-    if report.errtype in (CannotBegin.__name__, ConnectionLost.__name__):
+    if _is_trouble(report, *OUTAGES):
         # One line for all jobs of all processes: an outage hits them together.
         of_this_node.record_failure("jobs", report.message, released=1)
         return

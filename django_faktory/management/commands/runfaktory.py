@@ -19,8 +19,8 @@ from ... import conf
 from ...checks.tasks import broken_modules, remedy_for
 from ...contrib.gearmonkey import command as gearmonkey
 from ...runtime.autoreload import get_reloader_pid, run_with_reloader
-from ...runtime.await_migrations import await_migrations
-from ...runtime.config import config_warnings, make_run_config, security_warnings
+from ...runtime.await_migrations import await_database, await_migrations
+from ...runtime.config import RunConfig, config_warnings, connection_warnings, make_run_config, security_warnings
 from ...runtime.log_handler import LogHandler
 from ...runtime.roles import supervise
 from ...runtime.standard_streams import reopen_closed_streams
@@ -106,19 +106,30 @@ class Command(BaseCommand):
         # Before the fork: the children share the memory of the imported project (ADR 0038).
         _import_tasks()
         with _shorten_database_errors():
-            self.check()  # from Django 6.1 on it queries the database's features
-            run_config = make_run_config(options, gearmonkey=gearmonkey.url_in(options))
-            if run_config.alias:
-                await_migrations(
-                    run_config.alias, wait_s=_parse_wait_s(options["migrations_wait"]), write_line=self._write_line
-                )
-                self.check(tags=[Tags.database], databases=[run_config.alias])
+            run_config, warnings = await_database(
+                lambda: self._prepare(options),
+                read_wait_s=lambda: _parse_wait_s(options["migrations_wait"]),
+                write_line=self._write_line,
+            )
         _disconnect()
-        for warning in (*security_warnings(run_config, shows_url=bool(options["url"])), *config_warnings(run_config)):
+        for warning in warnings:
             self.stderr.write(self.style.WARNING(f"runfaktory: {warning}"))
         self.stdout.write(f"runfaktory: {', '.join([str(run_config), *gearmonkey.describe(run_config)])}")
         if code := supervise(run_config, gearmonkey.roles, parent=get_reloader_pid()):
             sys.exit(code)
+
+    def _prepare(self, options: dict[str, Any]) -> tuple[RunConfig, list[str]]:
+        """Check settings and database; return the run configuration and its warnings."""
+        self.check()  # from Django 6.1 on it queries the database's features
+        run_config = make_run_config(options, gearmonkey=gearmonkey.url_in(options))
+        warnings = [*security_warnings(run_config, shows_url=bool(options["url"])), *config_warnings(run_config)]
+        if run_config.alias:
+            await_migrations(
+                run_config.alias, wait_s=_parse_wait_s(options["migrations_wait"]), write_line=self._write_line
+            )
+            self.check(tags=[Tags.database], databases=[run_config.alias])
+            warnings += connection_warnings(run_config)
+        return run_config, warnings
 
 
 def _configure_logging(verbosity: int) -> None:

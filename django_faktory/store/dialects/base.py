@@ -472,6 +472,10 @@ class Dialect(ABC):
         """Return whether the server has ended the session of this open, idle connection. Does not block."""
         return False
 
+    def free_connections(self, cursor: CursorWrapper) -> dict[str, int]:  # noqa: ARG002
+        """Return how many connections each limit of the server leaves to this account, by the name of the limit."""
+        return {}
+
     def can_join(self, connection: BaseDatabaseWrapper) -> bool:  # noqa: ARG002
         """Return whether `exchange` is its own transaction, so that none needs to be opened around it."""
         return False

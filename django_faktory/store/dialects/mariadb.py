@@ -68,6 +68,17 @@ class MariadbDialect(PortableDialect):
         """Return whether data or an end of file waits: MariaDB sends nothing else to an idle session."""
         return is_readable(connection.connection.fileno())
 
+    def free_connections(self, cursor: CursorWrapper) -> dict[str, int]:
+        """Count the sessions of all accounts and of this one; the caller's is one of both."""
+        cursor.execute(
+            "SELECT @@global.max_connections, @@session.max_user_connections,"
+            " (SELECT variable_value FROM information_schema.global_status WHERE variable_name = 'THREADS_CONNECTED'),"
+            " (SELECT COUNT(*) FROM information_schema.processlist WHERE user = SUBSTRING_INDEX(USER(), '@', 1))"
+        )
+        of_server, of_account, used, used_by_account = map(int, cursor.fetchone())
+        free = {"max_connections of the server": of_server - used + 1}
+        return free | ({"max_user_connections of the account": of_account - used_by_account + 1} if of_account else {})
+
     def await_claims(self, connection: BaseDatabaseWrapper) -> None:  # noqa: ARG002
         """Sleep for CLAIMED_WITHIN_S: MariaDB does not show which transactions have read a table.
 

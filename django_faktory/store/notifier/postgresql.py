@@ -20,6 +20,7 @@ from django.db import Error, connections
 from django.db.backends.base.base import BaseDatabaseWrapper
 
 from ...core.logs import get_logger
+from ...core.outages import of_this_node
 from .. import sharing
 from ..dialects.postgresql.pipeline import has_psycopg3
 from ..dialects.postgresql.pooler import is_pooled, process_of
@@ -266,5 +267,5 @@ class PostgresListener(Listener):
     def _log_outage(self, error: Exception) -> None:
         if not self._is_down:
             line = (str(error).splitlines() or [type(error).__name__])[0]
-            logger.warning("no notifications, polling until the database is back alias=%s error=%s", self._alias, line)
+            of_this_node.record_failure("notifications, polling meanwhile", line)
         self._is_down = True

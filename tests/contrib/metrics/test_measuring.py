@@ -182,7 +182,7 @@ class TestBookkeeper:
         thread.join(60)
         assert histogram_rows.read_totals(using=USING)[MAIL].started == 1
 
-    def test_the_flusher_keeps_metrics_while_the_database_is_unavailable(self, monkeypatch, caplog):
+    def test_the_flusher_keeps_metrics_while_the_database_is_unavailable(self, monkeypatch):
         recorder = Recorder()
         keeper = MetricsFlusher(USING, recorder)
         recorder.started([JobTiming(*MAIL, 0.1)])
@@ -193,6 +193,5 @@ class TestBookkeeper:
         with monkeypatch.context() as patch:
             patch.setattr(histogram_rows, "add", unavailable)
             keeper.write()
-        assert "metrics not written, kept in memory error=database unavailable: gone fishing" in caplog.text
         keeper.write()
         assert histogram_rows.read_totals(using=USING)[MAIL].started == 1

@@ -161,10 +161,31 @@ def runs_long_atomic(folder):
 @task(max_attempts=1, atomic=True, result_ttl=3600)
 def writes_atomically(folder, name):
     """Record the run outside of the database, and write to it."""
-    with (Path(folder) / "begun").open("a") as file:
-        file.write(f"{name}\n")
+    _begins_as(folder, name)
     Mark.objects.create(text=name)
     time.sleep(STEP_S)
+
+
+@task(max_attempts=1, atomic=True, result_ttl=3600)
+def waits_atomically(folder, name):
+    """Wait, in a transaction that has written, until the test creates the file `released`."""
+    Mark.objects.create(text=name)
+    _begins_as(folder, name)
+    while not (Path(folder) / "released").exists():
+        time.sleep(STEP_S)
+        Mark.objects.filter(text=name).exists()
+
+
+@task(max_attempts=1, atomic=True, result_ttl=3600)
+def ends_its_session(folder, name):
+    _begins_as(folder, name)
+    with connections["default"].cursor() as cursor:
+        cursor.execute("SELECT pg_terminate_backend(pg_backend_pid())")
+
+
+def _begins_as(folder, name):
+    with (Path(folder) / "begun").open("a") as file:
+        file.write(f"{name}\n")
 
 
 @task

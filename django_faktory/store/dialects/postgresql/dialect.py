@@ -51,6 +51,7 @@ from .limits import ACQUIRE_PERMITS, ACQUIRE_PERMITS_ALONE, END_WITH_PERMITS
 from .lock_handoff import LockHandoff
 from .locks import END_LOCKED, HAND_OFF_MARKED, NEXT, NEXT_OF_FREED, NEXT_OF_MARKED, READY, TAKE
 from .pipeline import Rows
+from .pooler import is_pooled
 from .prefetch import confirm, extend, prefetch_call
 from .prepared import Call, PreparedSession, can_join, execute, execute_and_commit, execute_on, keeps_session
 from .push import blocked_keys, lock_stored_call, push_call, unique_call
@@ -73,6 +74,23 @@ WHERE locktype = 'relation' AND relation = %s::regclass AND granted AND pid <> p
 
 LOCKS_IN_USE_S = 10.0
 """Seconds for which exchanges include the statements for jobs with locks, after this process has seen such a job."""
+
+
+# A negative limit means none; superusers have only that of the server.
+_FREE_CONNECTIONS = """
+WITH session AS (SELECT * FROM pg_stat_activity WHERE backend_type = 'client backend' AND pid <> pg_backend_pid())
+SELECT 'max_connections of the server', current_setting('max_connections')::int
+    - current_setting('superuser_reserved_connections')::int
+    - coalesce(current_setting('reserved_connections', TRUE), '0')::int - (SELECT count(*) FROM session)
+UNION ALL
+SELECT 'CONNECTION LIMIT of the role ' || rolname, rolconnlimit
+    - (SELECT count(*) FROM session WHERE usesysid = pg_roles.oid)
+FROM pg_roles WHERE rolname = session_user AND rolconnlimit >= 0 AND NOT rolsuper
+UNION ALL
+SELECT 'CONNECTION LIMIT of the database ' || datname, datconnlimit
+    - (SELECT count(*) FROM session WHERE datid = pg_database.oid)
+FROM pg_database JOIN pg_roles ON rolname = session_user
+WHERE datname = current_database() AND datconnlimit >= 0 AND NOT rolsuper"""
 
 
 class PostgresqlDialect(Dialect):
@@ -236,6 +254,14 @@ class PostgresqlDialect(Dialect):
         # Django's pool (5.1 and later) gives the session to other threads after each request.
         is_shared = bool(getattr(connection, "pool", None)) or not connection.autocommit
         return not is_shared and keeps_session(connection)
+
+    def free_connections(self, cursor: CursorWrapper) -> dict[str, int]:
+        """Count the sessions of others. Behind a pooler, whose limits SQL does not show, return no limit."""
+        if is_pooled(cursor.connection):
+            return {}
+        cursor.execute(_FREE_CONNECTIONS)
+        free: dict[str, int] = dict(cursor.fetchall())
+        return free
 
     def was_ended(self, connection: BaseDatabaseWrapper) -> bool:
         """Return whether the session was ended, for example by `pg_terminate_backend` or a restart.
