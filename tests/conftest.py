@@ -8,6 +8,7 @@ import django
 import pytest
 from django.db import connections
 
+from django_faktory.core.outages import of_this_node
 from tests import emptying, examples, fork_server, selection, services, snapshots
 from tests.processes import pytest_addoption, pytest_runtestloop  # noqa: F401  (hooks)
 from tests.settings import KIND
@@ -59,6 +60,12 @@ def django_db_setup(django_db_setup, django_db_blocker):
                 with connection._nodb_cursor() as cursor:  # a pooler keeps sessions open, this one's too
                     cursor.execute("SELECT pg_terminate_backend(pid) FROM pg_stat_activity WHERE datname = %s", [name])
         connections.close_all()
+
+
+@pytest.fixture(autouse=True)
+def _no_outage():
+    """A node logs an outage once, and all tests of a process are one node."""
+    of_this_node.forget()
 
 
 @pytest.fixture(scope="session", autouse=True)

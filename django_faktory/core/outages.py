@@ -37,8 +37,8 @@ class _State(NamedTuple):
 class Outages:
     """The outages of one node. Safe from any thread and process; two that race may log a line twice."""
 
-    def __init__(self, *, over_after_s: float = OVER_AFTER_S) -> None:
-        self._over_after_s = over_after_s
+    def __init__(self, *, over_after_s: float = OVER_AFTER_S, repeat_s: float = REPEAT_S) -> None:
+        self._over_after_s, self._repeat_s = over_after_s, repeat_s
         self._memory = mmap.mmap(-1, _LAYOUT.size)
         self._lock = threading.Lock()
 
@@ -50,7 +50,7 @@ class Outages:
             if not state.began_at or now - state.failed_at > self._over_after_s:
                 logger.warning("the broker is unavailable, retrying loop=%s error=%s", source, error)
                 state = _State(began_at=now, logged_at=now)
-            elif now - state.logged_at >= REPEAT_S:
+            elif now - state.logged_at >= self._repeat_s:
                 logger.warning(
                     "the broker is still unavailable at times loop=%s failures=%d released=%d error=%s",
                     *(source, state.failures, state.released, error),
@@ -70,6 +70,10 @@ class Outages:
                     "the broker is available again seconds=%.1f failures=%d released=%d",
                     *(state.failed_at - state.began_at, state.failures, state.released),
                 )
+
+    def forget(self) -> None:
+        """Forget the current outage: for tests, which share a process."""
+        self._write(_State())
 
     def _read(self) -> _State:
         return _State(*_LAYOUT.unpack_from(self._memory))

@@ -156,19 +156,19 @@ def config_warnings(run_config: RunConfig) -> Iterator[str]:
 def connection_warnings(run_config: RunConfig) -> Iterator[str]:
     """Yield one line if the database allows fewer connections than these processes may need; then they share them."""
     assert run_config.alias is not None  # noqa: S101  (the caller checks it)
-    worker = run_config.concurrency + WORKER_CONNECTIONS
-    needed = (
-        run_config.serves * run_config.servers * SERVER_CONNECTIONS + run_config.works * run_config.processes * worker
-    )
+    servers = run_config.servers if run_config.serves else 0
+    workers = run_config.processes if run_config.works else 0
+    needed = servers * SERVER_CONNECTIONS + workers * (run_config.concurrency + WORKER_CONNECTIONS)
     connection = connections[run_config.alias]
     with connection.cursor() as cursor:
         free_by_limit = dialect_of(connection).free_connections(cursor)
     limit = min(free_by_limit, key=free_by_limit.__getitem__, default=None)
     if limit is not None and free_by_limit[limit] < needed:
         sharing.record_shortage()
+        free = max(0, free_by_limit[limit])
         yield (
-            f"{needed} connections needed under load, {max(0, free_by_limit[limit])} to be had ({limit}): raise it, or "
-            "start fewer --processes or a smaller --concurrency; until then the threads share connections, which is slower"
+            f"up to {needed} connections needed, {free} to be had ({limit}): raise it, or lower --processes "
+            "or --concurrency; while the database refuses connections, threads share them, which is slower"
         )
 
 

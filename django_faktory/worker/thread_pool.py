@@ -120,23 +120,21 @@ class ThreadPool:
             connections.close_all()
 
     def _perform(self, job: Reservation) -> None:
-        began_at, is_performed = time.monotonic(), False
-        while not is_performed:
-            is_performed = self._try(job, began_at)
-
-    def _try(self, job: Reservation, began_at: float) -> bool:
-        """Run the job and finish it; return False, with nothing done, if it could not begin and may begin now."""
-        try:
-            execution = prepare(job)
-        except Exception as error:  # noqa: BLE001  (the thread must survive)
-            self._finish(job, error, began_at)
-            return True
-        if isinstance(execution, Execution):
-            return self._execute(execution, began_at)
-        self._finish(job, execution, began_at)
-        return True
+        began_at = time.monotonic()
+        while True:
+            try:
+                execution = prepare(job)
+            except Exception as error:  # noqa: BLE001  (the thread must survive)
+                self._finish(job, error, began_at)
+                return
+            if not isinstance(execution, Execution):
+                self._finish(job, execution, began_at)
+                return
+            if self._execute(execution, began_at):
+                return
 
     def _execute(self, execution: Execution, began_at: float) -> bool:
+        """Run the job and finish it; return False, with nothing done, if it could not begin and may begin now."""
         control, job = execution.control, execution.reservation
         control.report_progress = partial(self._progress.report_progress, job)
         # Only an atomic task writes its progress in its own transaction.
@@ -154,7 +152,7 @@ class ThreadPool:
             end: End = execution.run(self._broker, outer_aliases=NO_ALIASES)
         except Exception as error:  # noqa: BLE001  (the thread must survive)
             end = error
-        if _is_trouble(end, CannotBegin):
+        if isinstance(end, Interruption) and _is_trouble(end, CannotBegin):
             self._monitor.remove(execution)
             if self._readiness.wait_with_job(began_at):
                 return False
@@ -165,7 +163,7 @@ class ThreadPool:
         self._monitor.remove(execution)
         self._finish(execution.reservation, end, began_at, execution)
         # The next job could not begin either.
-        if _is_trouble(end, *OUTAGES):
+        if isinstance(end, Interruption) and _is_trouble(end, *OUTAGES):
             wait = self._readiness.wait_without_job
             threading.Thread(target=wait, daemon=True).start() if execution.is_async else wait()
 
@@ -203,8 +201,8 @@ class ThreadPool:
         return _build_failure(job, end) if isinstance(end, BaseException) else end
 
 
-def _is_trouble(end: End, *errors: type[WorkerTrouble]) -> bool:
-    return isinstance(end, Interruption) and end.errtype in [error.__name__ for error in errors]
+def _is_trouble(report: Interruption, *errors: type[WorkerTrouble]) -> bool:
+    return report.errtype in [error.__name__ for error in errors]
 
 
 def _log_end(job: Reservation, report: Report | None, execution: Execution | None, ran_s: float) -> None:

@@ -68,13 +68,3 @@ def test_outage_pauses_grow_to_a_maximum_and_reset_after_success():
     assert LONGEST_PAUSE_S / 2 <= pauses[-1] <= LONGEST_PAUSE_S
     outage_pause.record_success()
     assert outage_pause.record_failure(OSError("away")) <= FIRST_PAUSE_S
-
-
-def test_an_outage_is_logged_once_when_it_begins_and_once_when_it_ends(caplog):
-    caplog.set_level("INFO", "django_faktory")
-    outage_pause = OutagePause("fetch")
-    for _ in range(3):
-        outage_pause.record_failure(OSError("away"))
-    outage_pause.record_success()
-    outage_pause.record_success()
-    assert [record.levelname for record in caplog.records] == ["WARNING", "INFO"]
