@@ -8,7 +8,7 @@ import django
 import pytest
 from django.db import connections
 
-from django_faktory.core.outages import of_this_node
+from django_faktory.store.outages import of_this_node
 from tests import emptying, examples, fork_server, selection, services, snapshots
 from tests.processes import pytest_addoption, pytest_runtestloop  # noqa: F401  (hooks)
 from tests.settings import KIND

@@ -19,7 +19,6 @@ from ..core.in_flight import InFlightExchange
 from ..core.locket import Locket
 from ..core.logs import get_logger
 from ..core.mutation import Mutation
-from ..core.outages import of_this_node
 from ..core.payloads import (
     Ack,
     BatchStatus,
@@ -58,6 +57,7 @@ from ..store.jobs import (
 from ..store.jobs.unanswered_claims import ClaimNumbers
 from ..store.locks import locks
 from ..store.notifier.postgresql import ANY_QUEUE
+from ..store.outages import of_this_node
 from ..store.statistics import counts
 from ..store.transactions import limited_lock_wait
 from .base import Broker, LoopConnection, Result, Transaction

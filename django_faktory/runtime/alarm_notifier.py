@@ -16,12 +16,12 @@ from django.db import connections
 
 from .. import conf
 from ..core.logs import get_logger
-from ..core.outages import of_this_node
 from ..errors import BrokerUnavailable
 from ..operations import alarms
 from ..operations.alarms import Alarm
 from ..operations.serializers import alarm_of
 from ..store import alarm_records
+from ..store.outages import of_this_node
 
 logger = get_logger(__name__)
 

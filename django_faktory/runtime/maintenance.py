@@ -22,7 +22,6 @@ from django.utils import timezone
 from .. import conf
 from ..brokers import configured_locket
 from ..core.logs import get_logger
-from ..core.outages import of_this_node
 from ..core.payloads import Reservation
 from ..errors import BrokerUnavailable
 from ..store import alarm_records, notifier, queues, workers
@@ -34,6 +33,7 @@ from ..store.locks import backfill, locks
 from ..store.maintenance import due, pending_work
 from ..store.maintenance.vacuum import Vacuumer
 from ..store.notifier.postgresql import ANY_QUEUE
+from ..store.outages import of_this_node
 from ..store.statistics import counter_rows, histograms
 from ..tasks import cron, limits
 from . import db_watchdog

@@ -14,9 +14,9 @@ from django.db import connections
 from .. import conf
 from ..core.histograms import Recorder
 from ..core.logs import get_logger
-from ..core.outages import of_this_node
 from ..errors import BrokerUnavailable
 from ..operations.statistics import read
+from ..store.outages import of_this_node
 from ..store.statistics import histograms
 from .statsd import Statsd, format_job_counts, format_sizes
 

@@ -13,10 +13,10 @@ from random import Random
 
 from ..brokers.base import WorkerBroker
 from ..core.logs import get_logger
-from ..core.outages import of_this_node
 from ..core.payloads import Ack, FetchRequest, Lease, Reservation
 from ..errors import FaktoryError
 from ..store.notifier import Listener, PollingListener
+from ..store.outages import of_this_node
 from . import suspects
 from .job_buffer import UNBEGUN_S, JobBuffer
 from .outage_pause import OutagePause

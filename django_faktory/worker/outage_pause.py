@@ -1,13 +1,13 @@
 """Compute the pauses of a worker's loops during an outage of the broker, with backoff (`OutagePause`).
 
-Independent of brokers and jobs; `core.outages` logs the outage.
+Independent of brokers and jobs; `store.outages` logs the outage.
 """
 
 from __future__ import annotations
 
 import random
 
-from ..core.outages import Outages, of_this_node
+from ..store.outages import Outages, of_this_node
 
 FIRST_PAUSE_S = 0.25
 """Maximum of the first pause; it doubles with each failure."""

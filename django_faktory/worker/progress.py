@@ -13,9 +13,9 @@ from collections.abc import Collection
 from ..brokers.base import WorkerBroker
 from ..core.job_control import Part
 from ..core.logs import get_logger
-from ..core.outages import of_this_node
 from ..core.payloads import MAX_DESC_BYTES, Reservation, TrackUpdate, cut
 from ..errors import FaktoryError
+from ..store.outages import of_this_node
 
 logger = get_logger(__name__)
 

@@ -18,9 +18,9 @@ from django.db import connections
 from ..brokers.base import WorkerBroker
 from ..core import payloads
 from ..core.logs import get_logger
-from ..core.outages import of_this_node
 from ..core.payloads import LATER, Ack, Failure, Interruption, Reservation
 from ..errors import CannotBegin, ConnectionLost, FaktoryError, WorkerTrouble
+from ..store.outages import of_this_node
 from .async_runner import EventLoop
 from .db_cleanup import JOB_THREAD, NO_ALIASES
 from .execution import Execution, prepare

@@ -20,10 +20,10 @@ from django.db import Error, connections
 from django.db.backends.base.base import BaseDatabaseWrapper
 
 from ...core.logs import get_logger
-from ...core.outages import of_this_node
 from .. import sharing
 from ..dialects.postgresql.pipeline import has_psycopg3
 from ..dialects.postgresql.pooler import is_pooled, process_of
+from ..outages import of_this_node
 from .base import Listener, wait_readable
 
 logger = get_logger(__name__)

@@ -1,7 +1,7 @@
 """Log the outages of a node: one line when one begins, one each minute that it lasts, one when it has ended.
 
 A node has many threads and processes, and an outage hits all of them. They share the state by a piece of memory, so
-create `Outages` before processes are forked. Pure.
+create `Outages` before processes are forked.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ import threading
 import time
 from typing import NamedTuple
 
-from .logs import get_logger
+from ..core.logs import get_logger
 
 logger = get_logger(__name__)
 

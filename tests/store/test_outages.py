@@ -4,7 +4,7 @@ import os
 
 import pytest
 
-from django_faktory.core.outages import Outages
+from django_faktory.store.outages import Outages
 from tests.waiting import wait_until
 
 pytestmark = pytest.mark.core
