@@ -313,6 +313,8 @@ _JSON_PUNCTUATION = re.compile(r"[:,{}\[\] \t\r\n]")
 _TIME_PART = re.compile(r'["0-9TZ.-]+')
 _KEYS_ADDED_BY_FETCH = ('"created_at"', '"enqueued_at"', '"failure"')
 MAX_CONDITIONS = 4
+MAX_PIECE = 24
+"""Characters of a piece that are searched for: LIKE compares each of them at each position of a text of 15 MiB."""
 
 
 def _may_match(glob: Glob) -> Q:
@@ -333,5 +335,5 @@ def _may_match(glob: Glob) -> Q:
     # The longest pieces select best; each one costs a text search in every row.
     condition = Q()
     for piece in sorted(selective, key=len, reverse=True)[:MAX_CONDITIONS]:
-        condition &= Q(payload__contains=piece) | Q(failure__contains=piece)
+        condition &= Q(payload__contains=piece[:MAX_PIECE]) | Q(failure__contains=piece[:MAX_PIECE])
     return condition

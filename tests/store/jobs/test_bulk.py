@@ -173,3 +173,14 @@ def test_a_glob_reads_large_jobs_alone_and_small_ones_together():
         assert [step() for step in steps("discard", sizes=sizes, regexp="*xxx*")] == [5]
     columns = [query["sql"].split("FROM")[0] for query in caught]
     assert sum("payload" in names and "LENGTH" not in names for names in columns) == 4
+
+
+def test_a_long_literal_of_a_glob_is_not_searched_for_by_the_database():
+    """For a job of 15 MiB, LIKE with 998 characters took 11 s on SQLite and 33 s on PostgreSQL."""
+    literal = "a" * 500
+    JobFactory(dead=True, payload=f'{{"jid":"long-literal","args":["{literal}"]}}')
+    with CaptureQueriesContext(connection) as caught:
+        assert [step() for step in steps("discard", regexp=f"*{literal}*")] == [1]
+    searches = [query["sql"] for query in caught if "LIKE" in query["sql"].upper()]
+    assert searches
+    assert not any("a" * 50 in search for search in searches)
