@@ -21,6 +21,7 @@ from django.views.decorators.debug import sensitive_variables
 from ..core.payloads import WorkerIdentity
 from ..core.protocol.commands import End
 from ..core.protocol.connection import ClientConnection
+from ..core.protocol.replies import check_ok
 from ..core.protocol.resp import Error, Reply
 from ..errors import AuthenticationFailed, InvalidPayload, ProtocolError
 from . import tls
@@ -188,6 +189,7 @@ class SocketConnection:
             is_wrong = "password" in lowered and "too many" not in lowered
             refused = AuthenticationFailed if is_wrong else ProtocolError
             raise refused(f"the server refused HELLO: {reply.message}")
+        check_ok(reply)
 
     def _exchange(self, lines: Sequence[bytes]) -> list[Reply]:
         try:

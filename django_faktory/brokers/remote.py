@@ -35,6 +35,8 @@ from ..core.protocol.batches import BatchAsk, BatchCommit, BatchNew, BatchOpen, 
 from ..core.protocol.commands import AckJob, BeatWorker, FailJob, Fetch, Info, Push, PushBulk
 from ..core.protocol.management import Flush, Mutate, PauseQueues, QueueLatency, RemoveQueues, ResumeQueues
 from ..core.protocol.replies import (
+    check_ok,
+    parse_bid,
     parse_bulk,
     parse_bulk_refusal,
     parse_fail,
@@ -44,7 +46,7 @@ from ..core.protocol.replies import (
     parse_state,
     translate_batch_refusal,
 )
-from ..core.protocol.resp import BulkString, Error, Reply
+from ..core.protocol.resp import Error, Reply
 from ..core.protocol.tracking import TrackGet, TrackSet, parse_tracked
 from ..errors import (
     AuthenticationFailed,
@@ -115,10 +117,10 @@ class RemoteBroker(Broker):
     def _push(self, jobs: Sequence[JobPayload]) -> list[FaktoryError | None]:
         if len(jobs) == 1:
             # PUSHB would answer with a map of refusals; PUSH keeps the code of a refusal.
-            [reply] = self._request([Push(jobs[0]).line()])
+            [reply] = self._request([Push(jobs[0]).line()], check=check_ok)
             refusal = parse_refusal(reply)
             return [NotUnique(jobs[0].jid) if refusal and refusal.code == NotUnique.code else refusal]
-        [reply] = self._request([PushBulk(jobs).line()])
+        [reply] = self._request([PushBulk(jobs).line()], check=parse_object_reply)
         refused = parse_object_reply(reply)
         return [self._parse_refusal(str(refused[job.jid]), job.jid) if job.jid in refused else None for job in jobs]
 
@@ -154,7 +156,8 @@ class RemoteBroker(Broker):
     def ack(self, acks: Sequence[Ack]) -> list[bool]:
         """End jobs. The server does not report whether an ack had effect: any reply except an error counts as True."""
         # The reply is OK for an ack of another worker too (W16).
-        refusals = [parse_refusal(reply) for reply in self._request([AckJob(ack.jid).line() for ack in acks])]
+        replies = self._request([AckJob(ack.jid).line() for ack in acks], check=check_ok)
+        refusals = [parse_refusal(reply) for reply in replies]
         for ack, refusal in zip(acks, refusals, strict=True):
             if refusal:
                 logger.warning("ACK refused jid=%s server=%s error=%s", ack.jid, self.address, refusal)
@@ -166,7 +169,8 @@ class RemoteBroker(Broker):
         JobNotFound may also mean that the report was sent twice: the first took effect, and its reply was lost.
         """
         lines = [FailJob(report.jid, report.errtype, report.message, report.backtrace).line() for report in failures]
-        return [parse_fail(reply, report.jid) for report, reply in zip(failures, self._request(lines), strict=True)]
+        replies = self._request(lines, check=check_ok)
+        return [parse_fail(reply, report.jid) for report, reply in zip(failures, replies, strict=True)]
 
     def release(self, reservations: Sequence[Reservation]) -> int:
         """Fail the jobs with `WorkerShutdown`, because the protocol cannot release a job.
@@ -239,7 +243,7 @@ class RemoteBroker(Broker):
 
         An original server knows TRACK only in its paid edition.
         """
-        for reply in self._request([TrackSet(update).line() for update in updates]):
+        for reply in self._request([TrackSet(update).line() for update in updates], check=check_ok):
             if refusal := parse_refusal(reply):
                 raise refusal
 
@@ -268,7 +272,7 @@ class RemoteBroker(Broker):
         return self._request_bid(BatchOpen(bid).line(), bid)
 
     def commit_batch(self, bid: str) -> None:
-        self._request_bid(BatchCommit(bid).line(), bid)
+        self._request_bid(BatchCommit(bid).line(), bid, check_ok)
 
     def batch_status(self, bid: str) -> BatchStatus:
         [reply] = self._request([BatchAsk(bid).line()])
@@ -276,13 +280,12 @@ class RemoteBroker(Broker):
             raise translate_batch_refusal(refusal, bid)
         return parse_status(parse_object_reply(reply))
 
-    def _request_bid(self, line: bytes, bid: str) -> str:
+    def _request_bid(self, line: bytes, bid: str, check: Callable[[Reply], object] = parse_bid) -> str:
         # Never repeated: a second BATCH NEW would create another batch, which is never committed.
-        [reply] = self._request([line], may_retry=False)
+        [reply] = self._request([line], check=check, may_retry=False)
         if refusal := parse_refusal(reply):
             raise translate_batch_refusal(refusal, bid)
-        # BATCH COMMIT is answered with OK, not with the bid.
-        return parse_bulk(reply) or "" if isinstance(reply, BulkString) else ""
+        return parse_bid(reply) if check is parse_bid else ""
 
     def info(self) -> dict[str, Any]:
         """Return the numbers of INFO; `workers` is read from the original's `tasks`, if present."""
@@ -313,18 +316,29 @@ class RemoteBroker(Broker):
 
     def _execute(self, line: bytes, *, reply_timeout_s: float | None = None) -> None:
         """Send an idempotent command that is answered with OK or an error."""
-        [reply] = self._request([line], reply_timeout_s=reply_timeout_s)
+        [reply] = self._request([line], check=check_ok, reply_timeout_s=reply_timeout_s)
         if refusal := parse_refusal(reply):
             raise refusal
 
     def _request(
-        self, lines: Sequence[bytes], *, may_retry: bool = True, reply_timeout_s: float | None = None
+        self,
+        lines: Sequence[bytes],
+        *,
+        check: Callable[[Reply], object] = lambda _: None,
+        may_retry: bool = True,
+        reply_timeout_s: float | None = None,
     ) -> list[Reply]:
-        """Send commands over this thread's connection; `may_retry` allows one retry over a new connection."""
+        """Send commands over this thread's connection; `may_retry` allows one retry over a new connection.
+
+        `check` raises ProtocolError for a reply that the verb does not have; the connection is closed then.
+        """
         connection = self._usable_connection()
         is_new = connection is None
         try:
             replies = (connection or self._connect()).request(lines, reply_timeout_s=reply_timeout_s)
+            for reply in replies:
+                if not isinstance(reply, Error):
+                    check(reply)
         except (OSError, ProtocolError) as error:
             self.close()
             # A password that never worked is a configuration error; a later refusal may be a server that is being
@@ -335,7 +349,7 @@ class RemoteBroker(Broker):
             # the wait.
             if may_retry and not is_new and not isinstance(error, TimeoutError):
                 logger.info("connection lost, trying once more server=%s error=%s", self.address, error)
-                return self._request(lines, may_retry=False, reply_timeout_s=reply_timeout_s)
+                return self._request(lines, check=check, may_retry=False, reply_timeout_s=reply_timeout_s)
             raise BrokerUnavailable(f"the Faktory server at {self.address} is unavailable: {error}") from error
         for reply in replies:
             # Such a server may be about to stop: close, so that the next command connects again, perhaps to its

@@ -3,8 +3,8 @@
 Pure. The parts between two stars have a fixed width, so the leftmost position is always right and there is no
 backtracking. A short text is searched with `re`, whose cost is its length times the width of a segment. A long one is
 searched bit-parallel (Baeza-Yates and Gonnet, 1992), at the same cost for any segment: 65 ns a character, a second for
-15 MiB, and other threads get their turns. Literals are found with `str.find`, in windows that take milliseconds. Source:
-the pattern of Redis SCAN.
+15 MiB, and other threads get their turns. Literals are found with `str.find`, in windows that take milliseconds.
+Source: the pattern of Redis SCAN.
 """
 
 from __future__ import annotations

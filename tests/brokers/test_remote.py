@@ -369,6 +369,38 @@ def test_a_forked_process_opens_its_own_connection_and_leaves_the_parents_alone(
         assert broker.push([job()]) == [None]
 
 
+WRONG = [NULL, b"+PONG\r\n", resp.bulk("OK"), resp.bulk("[1]")]
+"""Replies that are no error, and say nothing about the command."""
+
+ALONE = {
+    "ack": (lambda broker: broker.ack([Ack(jid="job-0001")]), ack("job-0001")),
+    "fail": (lambda broker: broker.fail([failure(jid="job-0001", errtype="E", message="m")]), fail("job-0001")),
+    "push": (lambda broker: broker.push([job()]), push(job())),
+    "pushb": (lambda broker: broker.push([job()] * 2), f"PUSHB [{job().text},{job().text}]\r\n".encode()),
+    "flush": (lambda broker: broker.flush(), b"FLUSH\r\n"),
+    "open": (lambda broker: broker.open_batch("b-1"), b"BATCH OPEN b-1\r\n"),
+    "commit": (lambda broker: broker.commit_batch("b-1"), b"BATCH COMMIT b-1\r\n"),
+}
+
+
+@pytest.mark.parametrize(
+    ("verb", "reply"),
+    # Any text may be the id of a batch.
+    [(verb, reply) for verb in ALONE for reply in (WRONG[:2] if verb == "open" else WRONG)],
+)
+def test_a_reply_of_another_shape_is_no_success_and_drops_the_connection(verb, reply):
+    call, line = ALONE[verb]
+    with Talk(session((line, reply)), session((b"INFO\r\n", resp.bulk("{}")))) as broker:
+        with pytest.raises(BrokerUnavailable, match=r"expected (OK|a bulk|a JSON|the id)"):
+            call(broker)
+        broker.info()
+
+
+def test_a_hello_without_ok_is_no_connection():
+    with Talk(session(welcome=NULL)) as broker, pytest.raises(BrokerUnavailable, match="expected OK, got null"):
+        broker.info()
+
+
 # --- failures
 
 

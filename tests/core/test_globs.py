@@ -7,7 +7,6 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from django_faktory.core import globs
 from django_faktory.core.globs import Glob
 
 pytestmark = pytest.mark.core

@@ -335,13 +335,12 @@ def _build_fail(members: dict[str, Any]) -> FailJob:
         raise InvalidPayload("missing JID: expected the jid of the job that failed")
     check_length("FAIL", "jid", jid)
     lines = field("FAIL", members, "backtrace", list, [])
-    if not all(isinstance(line, str) for line in lines):
-        raise InvalidPayload("invalid FAIL: backtrace: expected an array of strings")
     return FailJob(
         jid=jid,
         errtype=field("FAIL", members, "errtype", str, "").strip(),
         message=field("FAIL", members, "message", str, "").strip(),
-        backtrace=tuple(lines),
+        # Other elements, such as null, are left out: a job whose FAIL is refused stays working.
+        backtrace=tuple(line for line in lines if isinstance(line, str)),
     )
 
 
@@ -349,10 +348,9 @@ def _parse_long_fail(text: str) -> Incremental[FailJob]:
     yield from incremental.check_depth(text)
     raw = yield from incremental.members(text, max_count=MAX_MEMBERS, rejects_duplicates=False)
     members = {key: decode_value(value) for key, value in raw.items() if key in ("jid", "errtype", "message")}
-    lines = yield from parse_strings(raw.get("backtrace", "[]"), max_count=MAX_BACKTRACE_LINES)
-    # [None] makes `_build_fail` raise the error for a backtrace that is not an array of strings.
-    if raw.get("backtrace") != "null":
-        members["backtrace"] = [None] if lines is None else lines[:MAX_BACKTRACE_LINES]
+    lines = yield from parse_strings(raw.get("backtrace", "[]"), max_count=MAX_BACKTRACE_LINES, skips_others=True)
+    # Not an array: `_build_fail` raises the error, except for null.
+    members["backtrace"] = decode_value(raw["backtrace"]) if lines is None else lines[:MAX_BACKTRACE_LINES]
     return _build_fail(members)
 
 

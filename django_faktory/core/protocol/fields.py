@@ -53,8 +53,10 @@ def parse_wid(verb: str, members: dict[str, Any]) -> str:
     return value
 
 
-def parse_strings(raw: str, *, max_count: int) -> Incremental[list[str] | None]:
+def parse_strings(raw: str, *, max_count: int, skips_others: bool = False) -> Incremental[list[str] | None]:
     """Return the first `max_count` + 1 strings of a JSON array; None if it is not an array of strings.
+
+    With `skips_others` elements of another type are left out.
 
     One more than `max_count`, so that the caller can detect too many. All values are checked.
     """
@@ -65,7 +67,8 @@ def parse_strings(raw: str, *, max_count: int) -> Incremental[list[str] | None]:
         if element is None:
             yield
         elif not element.lstrip().startswith('"'):
-            return None
+            if not skips_others:
+                return None
         # Further strings are only checked: a list may have millions, and the caller refuses or cuts it.
         elif len(strings) <= max_count:
             strings.append(jsontext.decode(element))

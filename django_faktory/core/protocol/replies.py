@@ -29,6 +29,12 @@ def parse_refusal(reply: Reply) -> FaktoryError | None:
     return CommandRefused(reply.message, code=reply.code) if isinstance(reply, Error) else None
 
 
+def check_ok(reply: Reply) -> None:
+    """Raise ProtocolError for a reply that is neither OK nor an error: nothing says that the command took effect."""
+    if reply != Simple("OK") and not isinstance(reply, Error):
+        raise ProtocolError(f"expected OK, got {_describe(reply)}")
+
+
 def translate_batch_refusal(refusal: FaktoryError, bid: str) -> FaktoryError:
     """Return UnknownBatch if the server's message says so, else the refusal itself."""
     unknown = str(refusal).lower().startswith("no such batch")  # the original's spelling has changed once
@@ -45,16 +51,31 @@ def parse_bulk(reply: Reply) -> str | None:
     if refusal := parse_refusal(reply):
         raise refusal
     if not isinstance(reply, BulkString):
-        raise ProtocolError(f"expected a bulk reply, got {str(reply)[:80]}")
+        raise ProtocolError(f"expected a bulk reply, got {_describe(reply)}")
     return reply.text
+
+
+def parse_bid(reply: Reply) -> str:
+    """Return the bid in the reply to BATCH NEW or OPEN. Raises the same errors as `parse_bulk`."""
+    if bid := parse_bulk(reply):
+        return bid
+    raise ProtocolError(f"expected the id of a batch, got {_describe(reply)}")
 
 
 def parse_object_reply(reply: Reply) -> dict[str, Any]:
     """Return the JSON object of a bulk reply. Raises the same errors as `parse_bulk`."""
-    members = jsontext.decode(parse_bulk(reply) or "{}")
-    if not isinstance(members, dict):
-        raise ProtocolError("expected a JSON object in the reply")
-    return members
+    text = parse_bulk(reply)
+    with suppress(InvalidPayload):
+        members = jsontext.decode(text or "null")
+        if isinstance(members, dict):
+            return members
+    raise ProtocolError(f"expected a JSON object in the reply, got {_describe(reply)}")
+
+
+def _describe(reply: Reply) -> str:
+    if isinstance(reply, BulkString):
+        return "null" if reply.text is None else ascii(reply.text)[:80]
+    return ascii(reply.text if isinstance(reply, Simple) else reply.message)[:80]
 
 
 def parse_fail(reply: Reply, jid: str) -> FaktoryError | bool:

@@ -76,7 +76,6 @@ def test_arbitrary_bytes_are_answered_or_close_the_connection(pieces, is_known):
         b"QUEUE PAUSE \x01",
         b'MUTATE {"cmd":"\\u001b[2J"}',
         b"TRACK \x1b",
-        b'FAIL {"jid":"12345678","backtrace":["\\u0000",1]}',
         b'BEAT {"wid":"\\n"}',
     ],
 )

@@ -246,6 +246,14 @@ def test_ack_and_fail_of_another_worker_are_ok_and_change_nothing(connect):
     assert not Job.objects.exists()
 
 
+def test_a_backtrace_with_null_does_not_leave_its_job_working(connect):
+    client = connect(**worker())
+    client.ask(push(jid="abcdefgh"))
+    fetched(client)
+    assert client.ask('FAIL {"jid":"abcdefgh","backtrace":[null]}') == b"+OK"
+    assert Job.objects.get().state == "retries"
+
+
 @pytest.mark.parametrize(
     ("line", "answer"),
     [
