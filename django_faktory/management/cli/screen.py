@@ -14,9 +14,8 @@ from datetime import UTC, datetime
 from typing import Any, Protocol
 
 from ...operations.serializers import encode_document
+from .table import LONGEST_CELL, Column, join, lay_out
 
-# A client may store names of any length: one of them must not make a table unreadable.
-LONGEST_CELL = 80
 _COLOURS = {
     "dead": "red",
     "retries": "yellow",
@@ -63,7 +62,10 @@ class Screen:
 
     def __init__(self, out: Stream, err: Stream, *, is_json: bool) -> None:
         self.out, self.err, self.is_json = out, err, is_json
-        self.is_drawn = not is_json and out.isatty() and has_rich()
+        is_terminal = not is_json and out.isatty()
+        self.is_drawn = is_terminal and has_rich()
+        self.width = shutil.get_terminal_size().columns if is_terminal else None
+        """Width of the terminal; None if the output is none."""
 
     def json(self, document: Mapping[str, Any]) -> None:
         """Write one document on one line, in ASCII, so that sequences that a terminal would interpret are escaped."""
@@ -87,7 +89,7 @@ class Screen:
     def listing(
         self,
         document: Mapping[str, Any],
-        heads: Sequence[str],
+        columns: Sequence[Column],
         rows: Iterable[Sequence[object]],
         *,
         if_more: str = "use --limit for more",
@@ -96,20 +98,20 @@ class Screen:
         if self.is_json:
             self.json(document)
             return
-        self.table(heads, rows)
+        self.table(columns, rows)
         if document.get("is_more"):
             self.note(if_more)
 
-    def table(self, heads: Sequence[str], rows: Iterable[Sequence[object]], *, title: str = "") -> None:
-        """Write rows under column heads: drawn by rich on a terminal, else aligned."""
-        cells = [[clean("–" if cell in (None, "") else cell, longest=LONGEST_CELL) for cell in row] for row in rows]
+    def table(self, columns: Sequence[Column], rows: Iterable[Sequence[object]], *, title: str = "") -> None:
+        """Write rows under column heads: as wide as the terminal, else in full; in colours if rich is installed."""
+        table = lay_out(columns, clean_cells(columns, rows), width=self.width)
         if self.is_drawn:
-            self.draw(build_rich_table(heads, cells, title=title))
+            self.draw(build_rich_text(table, title=title))
             return
         if title:
             self.out.write(title)
-        for row in align([list(heads), *cells]):
-            self.out.write(row)
+        for row in table:
+            self.out.write(join(row))
 
     def pairs(self, values: Mapping[str, object]) -> None:
         """Write one name and value per line; further lines of a value are indented."""
@@ -121,13 +123,12 @@ class Screen:
                 self.out.write(f"{'':<{width}}  {clean(line)}")
 
     def draw(self, renderable: Any) -> None:
-        """Write a renderable of rich."""
+        """Write a renderable of rich; no line is wrapped."""
         from rich.console import Console  # an extra
 
         # Rendered to a string first: rich would write to its own stream and skip Django's OutputWrapper.
         text = io.StringIO()
-        width = shutil.get_terminal_size().columns
-        Console(file=text, force_terminal=True, width=width, highlight=False, markup=False).print(renderable)
+        Console(file=text, force_terminal=True, highlight=False, markup=False).print(renderable, soft_wrap=True)
         self.out.write(text.getvalue().rstrip("\n"))
 
     @contextmanager
@@ -171,26 +172,35 @@ def span(seconds: float) -> str:
 
 
 def age(moment: str | None) -> str:
-    """Return how long ago a time of a JSON document was; "" for none."""
+    """Return how long ago a time of a JSON document was, or in how long it will be; "" for none."""
     if moment is None:
         return ""
-    return f"{span((datetime.now(UTC) - datetime.fromisoformat(moment)).total_seconds())} ago"
+    seconds = (datetime.now(UTC) - datetime.fromisoformat(moment)).total_seconds()
+    return f"{span(seconds)} ago" if seconds >= 0 else f"in {span(-seconds)}"
 
 
-def align(rows: Sequence[Sequence[str]]) -> list[str]:
-    """Return rows as lines; columns are as wide as their widest cell and two spaces apart."""
-    widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
-    return ["  ".join(f"{cell:<{width}}" for cell, width in zip(row, widths, strict=True)).rstrip() for row in rows]
+def clean_cells(columns: Sequence[Column], rows: Iterable[Sequence[object]]) -> list[list[str]]:
+    """Return the rows as printable texts; long ones are cut, except names."""
+    return [
+        [
+            clean("–" if cell in (None, "") else cell, longest=None if column.is_name else LONGEST_CELL)
+            for column, cell in zip(columns, row, strict=True)
+        ]
+        for row in rows
+    ]
 
 
-def build_rich_table(heads: Sequence[str], rows: Iterable[Sequence[str]], *, title: str = "") -> Any:
-    """Return a rich table of cells that are already cleaned."""
-    from rich import box  # an extra
-    from rich.table import Table
-    from rich.text import Text
+def build_rich_text(rows: Sequence[Sequence[str]], *, title: str = "") -> Any:
+    """Return a table that is laid out as a text of rich, with colours for states."""
+    from rich.text import Text  # an extra
 
-    table = Table(*heads, box=box.SIMPLE_HEAD, title=title or None, title_justify="left", pad_edge=False)
-    for row in rows:
-        # Text, not str: in a string rich interprets brackets as markup.
-        table.add_row(*(Text(cell, style=_COLOURS.get(cell, "")) for cell in row))
-    return table
+    text = Text(no_wrap=True, overflow="ignore")
+    if title:
+        text.append(f"{title}\n", style="italic")
+    for place, row in enumerate(rows):
+        # Without `markup`: a cell may contain brackets.
+        cells = [Text(cell, style=_COLOURS.get(cell.strip(), "") if place else "bold") for cell in row]
+        line = Text("  ").join(cells)
+        line.rstrip()
+        text.append_text(line).append("\n")
+    return text

@@ -2,7 +2,8 @@
 
 import pytest
 
-from django_faktory.management.cli.screen import Screen, align, clean
+from django_faktory.management.cli.screen import Screen, clean
+from django_faktory.management.cli.table import Column, join, lay_out
 from django_faktory.models import Batch, Job
 from tests.factories import JobFactory, QueueFactory, WorkerFactory
 from tests.management.cli.conftest import Terminal
@@ -42,8 +43,25 @@ def test_control_characters_are_shown_as_escape_sequences():
 
 
 @pytest.mark.core
-def test_columns_are_aligned():
-    assert align([["A", "BB"], ["long", "x"]]) == ["A     BB", "long  x"]
+def test_columns_are_aligned_and_a_long_name_moves_only_its_own_row():
+    columns = (Column("A", is_name=True), Column("BB"))
+    rows = lay_out(columns, [["long", "x"], ["é€", "x"], ["日本", "x"], ["n" * 99, "x"]])
+    assert [join(row) for row in rows] == ["A     BB", "long  x", "é€    x", "日本  x", f"{'n' * 99}  x"]
+
+
+@pytest.mark.core
+def test_a_table_fits_into_each_width_that_its_names_leave():
+    columns = (Column("ID", is_name=True), Column("TASK", 1, keeps_end=True), Column("TEXT", 2), Column("RARE", 3))
+    cells = ["i" * 36, "shop.tasks.charge_the_card", "日本" * 20, "rare"]
+    for width in range(1, 160):
+        heads, row = lay_out(columns, [cells], width=width)
+        assert [cell.strip() for cell in heads if cell.strip() not in ("ID", "TASK", "TEXT", "RARE")] == []
+        assert row[0] == cells[0]
+        line = join(row)
+        assert len(line) + line.count("日") + line.count("本") <= max(width, 36)
+        if width >= 36 + 2 + 16:
+            assert row[1].strip().endswith("charge_the_card")
+    assert [cell.strip() for cell in row] == cells
 
 
 @pytest.mark.core
@@ -51,7 +69,7 @@ def test_markup_in_a_table_cell_is_shown_literally():
     out = Terminal()
     screen = Screen(out, Terminal(), is_json=False)
     assert screen.is_drawn
-    screen.table(("TASK",), [["[bold red]x[/] :smile:"]])
+    screen.table((Column("TASK"),), [["[bold red]x[/] :smile:"]])
     assert "[bold red]x[/] :smile:" in out.getvalue()
 
 

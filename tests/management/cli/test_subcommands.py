@@ -4,7 +4,7 @@ import io
 import json
 import re
 from contextlib import contextmanager
-from datetime import UTC, datetime, timedelta
+from datetime import timedelta
 
 import pytest
 from django.urls import reverse
@@ -75,7 +75,7 @@ def test_jobs_lists_jobs_that_match_the_query_newest_first(asked, faktory):
         "is_more": False,
     }
     lines = faktory("jobs", "dead", "queue:mail").out.splitlines()
-    assert lines[0].split() == ["JID", "TASK", "STATE", "QUEUE", "SINCE", "FAILURES", "ERROR", "ABOUT"]
+    assert lines[0].split() == ["JID", "TASK", "STATE", "QUEUE", "WHEN", "FAILURES", "ERROR", "ABOUT"]
     assert len(lines) == 4
 
 
@@ -545,12 +545,6 @@ def test_djangos_options_are_accepted_after_the_subcommand(faktory):
     assert vars(before) == vars(after)
     assert (after.settings, after.traceback) == ("a.b", True)
     assert parser.parse_args(["info"]).settings is None
-
-
-def test_job_times_have_seconds_in_text_and_microseconds_in_json(asked, faktory):
-    JobFactory(enqueued_at=datetime(2026, 1, 2, 3, 4, 5, 678_901, tzinfo=UTC))
-    assert " 2026-01-02T03:04:05Z " in faktory("jobs").out
-    assert asked("jobs")["jobs"][0]["enqueued_at"] == "2026-01-02T03:04:05.678901Z"
 
 
 # --- limits

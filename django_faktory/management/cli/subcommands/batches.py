@@ -8,7 +8,9 @@ from typing import Any
 from ....errors import UnknownBatch
 from ....models import Batch
 from ....operations.serializers import batch_of
+from ..screen import age
 from ..subcommand import NOTHING, OK, Invocation, Subcommand, whole
+from ..table import Column
 
 
 def _arguments(parser: argparse.ArgumentParser) -> None:
@@ -47,16 +49,27 @@ def _report_unknown(call: Invocation, bid: str) -> int:
 
 
 def _show(call: Invocation, documents: list[dict[str, Any]], *, is_more: bool) -> int:
-    heads = ("BID", "DESCRIPTION", "SETTLED", "FAILED", "COMPLETE", "SUCCESS", "CREATED")
-    call.screen.listing({"batches": documents, "is_more": is_more}, heads, map(_line, documents))
+    call.screen.listing({"batches": documents, "is_more": is_more}, _COLUMNS, map(_line, documents))
     return OK
+
+
+_COLUMNS = (
+    Column("BID", is_name=True),
+    Column("DESCRIPTION", 3),
+    Column("SETTLED", 1),
+    Column("FAILED", 2),
+    Column("COMPLETE", 6),
+    Column("SUCCESS", 4),
+    Column("CREATED", 5),
+)
 
 
 def _line(batch: dict[str, Any]) -> tuple[object, ...]:
     settled = f"{batch['total'] - batch['pending']} of {batch['total']}"
     success = "cannot" if batch["is_broken"] else batch["success"]
     return (
-        batch["bid"], batch["description"], settled, batch["failed"], batch["complete"], success, batch["created_at"],
+        batch["bid"], batch["description"], settled, batch["failed"], batch["complete"], success,
+        age(batch["created_at"]),
     )  # fmt: skip
 
 

@@ -13,7 +13,9 @@ from ....operations.serializers import cron_entry_of, next_times_of
 from ....store.cron import entries as stored_entries
 from ....store.cron import runs
 from ....tasks import cron
+from ..screen import age
 from ..subcommand import NOTHING, OK, Invocation, Subcommand, Unsupported, whole
+from ..table import Column
 
 _VERBS = ("list", "pause", "resume", "run", "next")
 NEXT_TIMES = 5
@@ -86,7 +88,7 @@ def _show_next(call: Invocation, entry: CronEntry) -> int:
         return OK if times else NOTHING
     zone = ZoneInfo(entry.zone) if times else None
     call.screen.table(
-        ("UTC", entry.zone),
+        (Column("UTC"), Column(entry.zone)),
         [(time, f"{datetime.fromisoformat(time).astimezone(zone):%a %Y-%m-%d %H:%M:%S}") for time in times],
     )
     if not times or entry.state != "active":
@@ -98,9 +100,20 @@ def _list(call: Invocation, entries: list[CronEntry]) -> int:
     # One query for the runs of all entries.
     latest = runs.read_latest([entry.pk for entry in entries], using=call.require_alias())
     documents = [cron_entry_of(entry, latest.get(entry.pk)) for entry in entries]
-    heads = ("ENTRY", "SCHEDULE", "ZONE", "TASK", "STATE", "NEXT", "LATEST", "OUTCOME")
-    call.screen.listing({"entries": documents}, heads, map(_line, documents))
+    call.screen.listing({"entries": documents}, _COLUMNS, map(_line, documents))
     return OK
+
+
+_COLUMNS = (
+    Column("ENTRY", is_name=True),
+    Column("SCHEDULE", 3),
+    Column("ZONE", 7),
+    Column("TASK", 4, keeps_end=True),
+    Column("STATE", 1),
+    Column("NEXT", 2),
+    Column("LATEST", 5),
+    Column("OUTCOME", 6),
+)
 
 
 def _line(entry: dict[str, Any]) -> tuple[object, ...]:
@@ -108,7 +121,7 @@ def _line(entry: dict[str, Any]) -> tuple[object, ...]:
     # A manual run has no tick.
     latest_time = latest["tick"] or latest["at"]
     columns = (entry[key] for key in ("name", "schedule", "zone", "jobtype"))
-    return (*columns, entry["problem"] or entry["state"], entry["next_at"], latest_time, latest["outcome"])
+    return (*columns, entry["problem"] or entry["state"], age(entry["next_at"]), age(latest_time), latest["outcome"])
 
 
 SUBCOMMANDS = (

@@ -10,6 +10,7 @@ from ....operations.error_groups import ErrorGroup
 from ....operations.serializers import time_of
 from ..screen import age
 from ..subcommand import OK, Invocation, Subcommand, whole
+from ..table import Column
 
 
 def _arguments(parser: argparse.ArgumentParser) -> None:
@@ -23,8 +24,7 @@ def _errors(call: Invocation) -> int:
         is_more = found.is_more or len(found.groups) > limit
         call.screen.json({"jobs_read": found.jobs_read, "is_more": is_more, "groups": documents})
         return OK
-    heads = ("DEAD", "RETRYING", "ERROR", "TASK", "PLACE", "MESSAGE", "LATEST")
-    call.screen.table(heads, map(_line, documents))
+    call.screen.table(_COLUMNS, map(_line, documents))
     if len(found.groups) > limit:
         call.screen.note(f"showing {limit} of {len(found.groups)} groups; use --limit for more")
     if found.is_more:
@@ -46,6 +46,17 @@ def _document(group: ErrorGroup) -> dict[str, Any]:
         "first_at": time_of(group.first_at),
         "latest_at": time_of(group.latest_at),
     }
+
+
+_COLUMNS = (
+    Column("DEAD"),
+    Column("RETRYING", 4),
+    Column("ERROR", keeps_end=True),
+    Column("TASK", 1, keeps_end=True),
+    Column("PLACE", 5),
+    Column("MESSAGE", 2),
+    Column("LATEST", 3),
+)
 
 
 def _line(group: dict[str, Any]) -> tuple[object, ...]:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import argparse
 import json
-import re
 from collections.abc import Sequence
 from datetime import timedelta
 from typing import Any
@@ -24,7 +23,7 @@ from ....operations.serializers import SHORT, Verbatim, job_of, whole_job_of
 from ....tasks import base, redaction
 from ....tasks.external import push
 from ....tasks.json_values import normalize
-from ..screen import Screen
+from ..screen import Screen, age
 from ..subcommand import (
     NOTHING,
     OK,
@@ -36,6 +35,7 @@ from ..subcommand import (
     require_known,
     whole,
 )
+from ..table import Column
 
 # An exact count of a large table takes too long; the output says when there are more.
 COUNTED = 10_000
@@ -59,15 +59,16 @@ def _jobs(call: Invocation) -> int:
         document = {"query": str(query), "count": count, "is_more": is_more}
         screen.result(document, f"{count}{' or more' if is_more else ''}")
         return OK
-    limit, is_long = call.options["limit"], call.options["long"]
+    limit = call.options["limit"]
+    # A terminal shows the texts of a job if it is wide enough.
+    is_long = call.options["long"] or screen.width is not None
     selected: Any = _with_texts(jobs).only(*SHORT) if is_long else jobs.only(*SHORT)
     # One row more than shown: its presence means that there are more, without a count.
     rows = list(selected.order_by(*query.order)[: limit + 1])
     documents = [job_of(job) | (_texts_of(job) if is_long else {}) for job in rows[:limit]]
-    heads = ["JID", "TASK", "STATE", "QUEUE", "SINCE", "FAILURES", "ERROR", "ABOUT"]
     screen.listing(
         {"query": str(query), "jobs": documents, "is_more": len(rows) > limit},
-        [*heads, *(("ARGUMENTS", "MESSAGE") if is_long else ())],
+        _columns(is_long=is_long, is_wanted=call.options["long"]),
         map(_line, documents, rows),
         if_more=f"showing the latest {limit}; use --limit for more",
     )
@@ -77,11 +78,26 @@ def _jobs(call: Invocation) -> int:
     return OK
 
 
+def _columns(*, is_long: bool, is_wanted: bool) -> list[Column]:
+    """Return the columns of a list; the texts of jobs come before others if --long asks for them."""
+    columns = [
+        Column("JID", is_name=True),
+        Column("TASK", 1, keeps_end=True),
+        Column("STATE", 2),
+        Column("QUEUE", 4),
+        Column("WHEN", 3),
+        Column("FAILURES", 8),
+        Column("ERROR", 5, keeps_end=True),
+        Column("ABOUT", 9),
+    ]
+    texts = (Column("ARGUMENTS", 2 if is_wanted else 6), Column("MESSAGE", 2 if is_wanted else 7))
+    return [*columns, *(texts if is_long else ())]
+
+
 def _line(job: dict[str, Any], row: Any) -> tuple[object, ...]:
     since = job["finished_at"] or job["run_at"] or (job["started_at"] if job["state"] == "working" else None)
-    moment = re.sub(r"\.\d+", "", since or job["enqueued_at"] or "")  # seconds are enough to read; --json has fractions
     return (
-        job["jid"], job["jobtype"], job["state"], job["queue"], moment, job["failures"],
+        job["jid"], job["jobtype"], job["state"], job["queue"], age(since or job["enqueued_at"]), job["failures"],
         job["errtype"], job["about"], *((_format_call(job, row), job["message"]) if "message" in job else ()),
     )  # fmt: skip
 

@@ -15,6 +15,7 @@ from ....operations.serializers import limit_of
 from ....store.limits import definitions
 from ....tasks import limits as task_limits
 from ....tasks.base import import_tasks
+from ..screen import age
 from ..subcommand import (
     NOTHING,
     OK,
@@ -26,6 +27,7 @@ from ..subcommand import (
     operator,
     require_known,
 )
+from ..table import Column
 
 _VERBS = ("list", "set", "remove", "pause", "resume")
 
@@ -121,9 +123,19 @@ def _list(call: Invocation, using: str) -> int:
         limit_of(limit, *usage.get(limit.pk, ())) | {"waiting": definitions.count_blocked_jobs(limit, using=using)}
         for limit in limits
     ]
-    heads = ("SCOPE", "NAME", "ALLOWS", "IN USE", "WAITING", "OPENS", "ORIGIN")
-    call.screen.listing({"limits": documents}, heads, map(_line, limits, documents))
+    call.screen.listing({"limits": documents}, _COLUMNS, map(_line, limits, documents))
     return OK
+
+
+_COLUMNS = (
+    Column("SCOPE"),
+    Column("NAME", is_name=True),
+    Column("ALLOWS", 1),
+    Column("IN USE", 2),
+    Column("WAITING", 3),
+    Column("OPENS", 4),
+    Column("ORIGIN", 5),
+)
 
 
 def _line(limit: Limit, document: dict[str, Any]) -> tuple[object, ...]:
@@ -131,7 +143,10 @@ def _line(limit: Limit, document: dict[str, Any]) -> tuple[object, ...]:
         limit.scope,
         limit.name,
         limit.allowance_text,
-        *(document[key] for key in ("in_use", "waiting", "opens_at", "origin")),
+        document["in_use"],
+        document["waiting"],
+        age(document["opens_at"]),
+        document["origin"],
     )
 
 

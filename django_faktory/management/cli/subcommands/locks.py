@@ -10,6 +10,7 @@ from ....operations.serializers import lock_of
 from ....store.jobs import transitions
 from ..screen import age, quantity
 from ..subcommand import NOTHING, OK, Invocation, Subcommand, Unsupported, whole
+from ..table import Column
 
 COUNTED = 1000
 """Largest number of waiting jobs that is counted for one lock."""
@@ -36,8 +37,7 @@ def _list(call: Invocation, keys: list[str], using: str) -> int:
     # One row more than shown: its presence means that there are more, without a count.
     rows = list(locks[: limit + 1])
     documents = [lock_of(lock) | {"waiting": _count_waiting(lock, using)} for lock in rows[:limit]]
-    heads = ("TOKEN", "KEY", "JID", "WORKER", "HELD SINCE", "EXPIRES", "WAITING")
-    call.screen.listing({"locks": documents, "is_more": len(rows) > limit}, heads, map(_line, documents))
+    call.screen.listing({"locks": documents, "is_more": len(rows) > limit}, _COLUMNS, map(_line, documents))
     locked_keys = set(locks.values_list("key", flat=True)) if keys else set()
     for key in keys:
         if key not in locked_keys:
@@ -49,10 +49,22 @@ def _count_waiting(lock: JobLock, using: str) -> int:
     return Job.objects.using(using).blocked().filter(lock_key=lock.key).count_up_to(COUNTED)
 
 
+_COLUMNS = (
+    Column("TOKEN", is_name=True),
+    Column("KEY", 1),
+    Column("JID", is_name=True),
+    Column("WORKER", 5),
+    Column("HELD SINCE", 3),
+    Column("EXPIRES", 4),
+    Column("WAITING", 2),
+)
+
+
 def _line(lock: dict[str, Any]) -> tuple[object, ...]:
     waiting = f"{lock['waiting']}{'+' if lock['waiting'] == COUNTED else ''}"
     return (
-        lock["token"], lock["key"], lock["jid"], lock["worker"], age(lock["acquired_at"]), lock["expires_at"], waiting,
+        lock["token"], lock["key"], lock["jid"], lock["worker"], age(lock["acquired_at"]), age(lock["expires_at"]),
+        waiting,
     )  # fmt: skip
 
 

@@ -14,6 +14,7 @@ from ....models import OutboxEntry
 from ....operations.serializers import time_of
 from ..screen import age, quantity
 from ..subcommand import NOTHING, OK, Invocation, Subcommand, Unsupported, whole
+from ..table import Column
 
 
 def _arguments(parser: argparse.ArgumentParser) -> None:
@@ -50,8 +51,7 @@ def _list(call: Invocation, aliases: list[str]) -> int:
     # The databases are read one after the other; the sort is stable.
     rows.sort(key=lambda row: not row[1].error)
     documents = [_document(alias, entry) for alias, entry in rows[:limit]]
-    heads = ("JID", "TASK", "QUEUE", "DATABASE", "ENQUEUED", "STATE")
-    call.screen.listing({"entries": documents, "is_more": len(rows) > limit}, heads, map(_line, documents))
+    call.screen.listing({"entries": documents, "is_more": len(rows) > limit}, _COLUMNS, map(_line, documents))
     return OK
 
 
@@ -68,6 +68,16 @@ def _document(alias: str, entry: OutboxEntry) -> dict[str, Any]:
         "created_at": time_of(entry.created_at),
         "error": entry.error or None,
     }
+
+
+_COLUMNS = (
+    Column("JID", is_name=True),
+    Column("TASK", 2, keeps_end=True),
+    Column("QUEUE", 4),
+    Column("DATABASE", 5),
+    Column("ENQUEUED", 3),
+    Column("STATE", 1),
+)
 
 
 def _line(entry: dict[str, Any]) -> tuple[object, ...]:

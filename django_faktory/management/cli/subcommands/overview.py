@@ -15,11 +15,12 @@ from ....errors import BrokerUnavailable
 from ....models import Job
 from ....operations import alarms
 from ....operations.serializers import SHORT, alarm_of, job_of
-from ..screen import age, build_rich_table, clean
+from ..screen import age, build_rich_text, clean, clean_cells
 from ..subcommand import OK, Invocation, Subcommand, Unsupported, duration, whole
+from ..table import Column, lay_out
 from .doctor import CRITICAL, WARNING, format_alarm
-from .queues import QUEUE_HEADS, queue_line, queues_of
-from .workers import WORKER_HEADS, worker_line, workers_of
+from .queues import QUEUE_COLUMNS, queue_line, queues_of
+from .workers import WORKER_COLUMNS, worker_line, workers_of
 
 SHOWN = 15
 """Rows per table of `top`, so that all tables fit on one screen."""
@@ -34,7 +35,7 @@ def _info(call: Invocation) -> int:
     with suppress(NoReverseMatch):  # the project's URLs have no admin
         totals["admin"] = reverse("admin:index")
     call.screen.pairs({**totals, **info.get("sets", {})})
-    call.screen.table(("QUEUE", "SIZE"), sorted(info.get("queues", {}).items()))
+    call.screen.table((Column("QUEUE", is_name=True), Column("SIZE")), sorted(info.get("queues", {}).items()))
     return OK
 
 
@@ -108,8 +109,8 @@ def _print(call: Invocation, statistics: dict[str, Any]) -> None:
     for line in alarm_lines(statistics):
         call.screen.line(line)
     call.screen.line(headline(statistics))
-    for title, heads, rows in _tables(statistics):
-        call.screen.table(heads, rows, title=title)
+    for title, columns, rows in _tables(statistics):
+        call.screen.table(columns, rows, title=title)
 
 
 def headline(statistics: dict[str, Any]) -> str:
@@ -127,20 +128,27 @@ def alarm_lines(statistics: dict[str, Any]) -> list[str]:
     return [format_alarm(alarm) for alarm in documents] or ["No problems found."]
 
 
-Table = tuple[str, tuple[str, ...], list[tuple[object, ...]]]
-"""A table of `top`: title, heads and rows."""
+Table = tuple[str, tuple[Column, ...], list[tuple[object, ...]]]
+"""A table of `top`: title, columns and rows."""
+_RUNNING = (
+    Column("JID", is_name=True),
+    Column("TASK", 1, keeps_end=True),
+    Column("QUEUE", 3),
+    Column("WORKER", 4),
+    Column("STARTED", 2),
+)
 
 
 def _tables(statistics: dict[str, Any]) -> list[Table]:
     queues = sorted(statistics["queues"], key=lambda queue: (-queue["size"], queue["name"]))[:SHOWN]
-    tables: list[Table] = [("queues", QUEUE_HEADS, list(map(queue_line, queues)))]
+    tables: list[Table] = [("queues", QUEUE_COLUMNS, list(map(queue_line, queues)))]
     if statistics["workers"] is not None:
         running: list[tuple[object, ...]] = [
             (job["jid"], job["jobtype"], job["queue"], job["worker"], age(job["started_at"]))
             for job in statistics["working"]
         ]
-        tables.append(("running now (longest first)", ("JID", "TASK", "QUEUE", "WORKER", "STARTED"), running))
-        tables.append(("workers", WORKER_HEADS, list(map(worker_line, statistics["workers"][:SHOWN]))))
+        tables.append(("running now (longest first)", _RUNNING, running))
+        tables.append(("workers", WORKER_COLUMNS, list(map(worker_line, statistics["workers"][:SHOWN]))))
     return tables
 
 
@@ -158,10 +166,10 @@ def _run_live(call: Invocation, count: int | None) -> int:
                 try:
                     statistics = read_statistics(call, statistics)
                     tables = [
-                        build_rich_table(
-                            heads, [[clean(cell or "–", longest=60) for cell in row] for row in rows], title=title
+                        build_rich_text(
+                            lay_out(columns, clean_cells(columns, rows), width=live.console.width), title=title
                         )
-                        for title, heads, rows in _tables(statistics)
+                        for title, columns, rows in _tables(statistics)
                     ]
                     alarm_texts = [Text(clean(line), style=_style_of(line)) for line in alarm_lines(statistics)]
                     live.update(Group(*alarm_texts, Text(headline(statistics), style="bold"), *tables), refresh=True)

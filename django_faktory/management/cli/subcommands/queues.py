@@ -8,9 +8,10 @@ from typing import Any
 from ....models import Queue
 from ..screen import quantity, span
 from ..subcommand import NOTHING, OK, Invocation, Subcommand, Unsupported, add_reason, operator, require_known
+from ..table import Column
 
-QUEUE_HEADS = ("QUEUE", "SIZE", "LATENCY", "STATE")
-"""Heads of a table whose rows are `queue_line`."""
+QUEUE_COLUMNS = (Column("QUEUE", is_name=True), Column("SIZE"), Column("LATENCY", 1), Column("STATE"))
+"""Columns of a table whose rows are `queue_line`."""
 
 
 def queues_of(call: Invocation) -> list[dict[str, Any]]:
@@ -36,7 +37,7 @@ def _paused(alias: str) -> set[str]:
 
 def _queues(call: Invocation) -> int:
     queues = queues_of(call)
-    call.screen.listing({"queues": queues}, QUEUE_HEADS, map(queue_line, queues))
+    call.screen.listing({"queues": queues}, QUEUE_COLUMNS, map(queue_line, queues))
     return OK
 
 

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING
 from ....store.statistics import counts
 from ..screen import quantity
 from ..subcommand import INTERRUPTED, NOTHING, OK, PARTLY, Invocation, Subcommand, Unsupported
+from ..table import Column
 
 if TYPE_CHECKING:
     from ....contrib.transfer.export_jobs import Export
@@ -102,7 +103,7 @@ def _print_report(call: Invocation, report: Report) -> None:
     rows = [
         (place.kind, place.name, place.found, place.moved, place.moved_before, place.left) for place in report.counts
     ]
-    call.screen.table(("WHERE", "NAME", "FOUND", "MOVED", "BEFORE", "LEFT"), rows)
+    call.screen.table(tuple(map(Column, ("WHERE", "NAME", "FOUND", "MOVED", "BEFORE", "LEFT"))), rows)
     verb = "would be moved" if report.is_dry else "moved"
     call.screen.line(
         f"{summary['moved']} of {summary['found']} jobs {verb}, {summary['left']} left; "

@@ -12,10 +12,21 @@ from ....operations.serializers import worker_of
 from ....store import workers
 from ..screen import age, quantity
 from ..subcommand import NOTHING, OK, Invocation, Subcommand, Unsupported
+from ..table import Column
 
 SHOWN = 1000
 """Maximum number of workers listed."""
-WORKER_HEADS = ("WID", "HOST", "PID", "STATE", "JOBS", "QUEUES", "MEMORY", "BEAT")
+WORKER_COLUMNS = (
+    Column("WID", is_name=True),
+    Column("HOST", 3),
+    Column("PID", 5),
+    Column("STATE", 1),
+    Column("JOBS", 2),
+    Column("QUEUES", 6),
+    Column("MEMORY", 7),
+    Column("BEAT", 4),
+)
+"""Columns of a table whose rows are `worker_line`."""
 
 
 def workers_of(alias: str) -> list[dict[str, Any]]:
@@ -36,7 +47,7 @@ def _workers(call: Invocation) -> int:
         return OK
     documents = workers_of(call.alias)
     document = {"workers": documents, "count": len(documents)}
-    call.screen.listing(document, WORKER_HEADS, map(worker_line, documents))
+    call.screen.listing(document, WORKER_COLUMNS, map(worker_line, documents))
     return OK
 
 
