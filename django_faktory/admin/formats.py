@@ -94,6 +94,11 @@ def event_time_of(job: Job) -> datetime | None:
     return job.finished_at or job.run_at or started_at or job.enqueued_at
 
 
+def render_worker(wid: str, name: str) -> SafeString:
+    """Return the name of a worker, `host:pid`, with its wid as a tooltip."""
+    return format_html('<span title="{}"><bdi>{}</bdi></span>', wid, name or wid)
+
+
 def time_column(field: str, description: StrOrPromise) -> Callable[[Any, Any], SafeString | str]:
     """Return a method that shows this field of a row, for the columns and fields of an admin."""
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from datetime import UTC, datetime
+from typing import Any
 
 from django.contrib import admin, messages
 from django.db.models import QuerySet
@@ -14,9 +15,10 @@ from django.utils.translation import gettext_lazy as _
 
 from ..core.lifecycle import State
 from ..models import Job, JobLock
+from ..operations import worker_names
 from ..store.jobs import transitions
-from .base import CappedPaginator, ReadOnlyAdmin, alias_of, requires_permission
-from .formats import format_number, render_time
+from .base import CappedPaginator, ReadOnlyAdmin, SafeChangeList, alias_of, requires_permission
+from .formats import format_number, render_time, render_worker
 from .history import log_action
 from .links import jobs_link, row_link
 
@@ -28,12 +30,27 @@ _WARNING = _(
 )
 
 
+class LockList(SafeChangeList):
+    """Change list with the name of the worker per row, read once for the page."""
+
+    def get_results(self, request: HttpRequest) -> None:
+        """Fetch the page's rows and attach `worker_name` to each."""
+        super().get_results(request)
+        rows: list[Any] = list(self.result_list)
+        names = worker_names.read([row.wid for row in rows], using=alias_of(rows[0])) if rows else {}
+        for row in rows:
+            row.worker_name = names.get(row.wid, "")
+        # A list: iterating the queryset again would load rows without the attribute.
+        self.result_list = rows
+
+
 @admin.register(JobLock)
 class JobLockAdmin(ReadOnlyAdmin):
     """Admin of locks: searched by key, jid or wid; released manually."""
 
     gone_because = _("the lock was released, or has expired")
-    list_display = ("key", "holder", "wid", "since", "until")
+    list_display = ("key", "holder", "worker", "since", "until")
+    list_class = LockList
     # A search reads the whole table, which has only one row for each running job with a lock.
     search_fields = ("key", "jid__exact", "wid__exact")
     search_help_text = _("A part of a key, a whole job ID, or a whole worker ID.")
@@ -42,9 +59,9 @@ class JobLockAdmin(ReadOnlyAdmin):
     list_per_page = 50
     actions = ("release",)
     has_release_permission = requires_permission("joblock.release")
-    extra_fields = ("token", "holder", "since", "until", "waiting")
+    extra_fields = ("token", "holder", "worker", "since", "until", "waiting")
     fieldsets = (
-        (None, {"fields": ("key", "token", "holder", "attempt", "wid", "waiting")}),
+        (None, {"fields": ("key", "token", "holder", "attempt", "worker", "waiting")}),
         (_("Times"), {"fields": ("since", "until", "lease")}),
     )
 
@@ -57,6 +74,13 @@ class JobLockAdmin(ReadOnlyAdmin):
     def holder(self, lock: JobLock) -> SafeString:
         """Return a link to the job that has the lock."""
         return format_html('<a href="{}">{}</a>', jobs_link(q=lock.jid), lock.jid)
+
+    @admin.display(description=_("worker"), ordering="wid")
+    def worker(self, lock: Any) -> SafeString | str:
+        """Return host and process of the worker that runs the job."""
+        if not hasattr(lock, "worker_name"):  # the page of one lock
+            lock.worker_name = worker_names.read([lock.wid], using=alias_of(lock)).get(lock.wid, "")
+        return render_worker(lock.wid, lock.worker_name) if lock.wid else "–"
 
     @admin.display(description=_("since"), ordering="acquired_at")
     def since(self, lock: JobLock) -> SafeString | str:

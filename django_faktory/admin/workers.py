@@ -5,26 +5,35 @@ A worker receives its new state in the reply to its next heartbeat.
 
 from __future__ import annotations
 
-from typing import Any
+from datetime import datetime, timedelta
+from functools import partial
+from typing import Any, NamedTuple
 
 from django.contrib import admin, messages
-from django.db.models import QuerySet
+from django.db.models import QuerySet, TextField, Value
+from django.db.models.functions import Concat
 from django.http import HttpRequest, HttpResponse
+from django.utils import timezone
+from django.utils.functional import SimpleLazyObject
 from django.utils.html import format_html
+from django.utils.safestring import SafeString
 from django.utils.text import Truncator
 from django.utils.translation import gettext, ngettext
 from django.utils.translation import gettext_lazy as _
 
+from .. import conf
 from ..models import Job, WorkerProcess, permissions
-from ..store import workers
+from ..store import alarm_records, workers
 from .base import ReadOnlyAdmin, SafeChangeList, alias_of, requires_permission
-from .formats import StrOrPromise, format_age, format_number, time_column
+from .formats import StrOrPromise, format_age, format_number, render_worker, time_column
 from .history import log_action
-from .labels import PHASES
+from .labels import PHASES, STATES
 from .overview.data import format_memory, is_stale
 
 # A client fetches as many jobs as it likes, so the number of running jobs is not bounded.
 RUNS_SHOWN = 100
+MAX_LOST_JOBS = 500
+"""Jobs of lost workers that the list links to."""
 MAX_QUEUES_LENGTH = 60
 _COLUMNS = ("jid", "jobtype", "queue", "started_at")
 
@@ -46,13 +55,12 @@ class WorkerList(SafeChangeList):
 class WorkerProcessAdmin(ReadOnlyAdmin):
     """Admin of worker processes: show them, quiet or terminate them."""
 
+    change_list_template = "admin/django_faktory/workers.html"
     change_form_template = "admin/django_faktory/worker.html"
     list_class = WorkerList
     gone_because = _("it has stopped, or was lost")
     list_display = (
-        "worker_id",
-        "hostname",
-        "pid",
+        "worker",
         "marked_state",
         "jobs",
         "queues_served",
@@ -70,10 +78,10 @@ class WorkerProcessAdmin(ReadOnlyAdmin):
 
     started = time_column("started_at", _("started"))
 
-    @admin.display(description=_("worker ID"), ordering="wid")
-    def worker_id(self, worker: WorkerProcess) -> str:
-        """Return the worker's ID."""
-        return str(worker.wid)
+    @admin.display(description=_("worker"), ordering=Concat("hostname", Value(":"), "pid", output_field=TextField()))
+    def worker(self, worker: WorkerProcess) -> SafeString:
+        """Return host and process, with the worker's ID as a tooltip."""
+        return render_worker(worker.wid, worker.name)
 
     @admin.display(description=_("state"), ordering="state")
     def marked_state(self, worker: WorkerProcess) -> str:
@@ -100,6 +108,12 @@ class WorkerProcessAdmin(ReadOnlyAdmin):
     def last_seen(self, worker: WorkerProcess) -> str:
         """Return the time since the worker was last seen."""
         return gettext("%(age)s ago") % {"age": format_age(worker.seen_at)}
+
+    def changelist_view(self, request: HttpRequest, extra_context: dict[str, Any] | None = None) -> HttpResponse:
+        """Add the workers that were lost in the last hour, with the jobs that they ran."""
+        sees_jobs = permissions.may_see(request.user, "workerprocess", "running")
+        lost = SimpleLazyObject(partial(_read_lost, sees_jobs=sees_jobs))
+        return super().changelist_view(request, {"lost": lost, "sees_jobs": sees_jobs, **(extra_context or {})})
 
     def render_change_form(self, request: HttpRequest, context: dict[str, Any], *args: Any, **kwargs: Any) -> Any:
         """Render the worker's page: its jobs and the actions."""
@@ -164,6 +178,39 @@ class WorkerProcessAdmin(ReadOnlyAdmin):
             skipped = gettext("%(number)s skipped: already in this state, or stopping.")
             message += f" {skipped % {'number': format_number(unchanged)}}"
         self.message_user(request, message, messages.WARNING if unchanged else messages.SUCCESS)
+
+
+class LostWorker(NamedTuple):
+    """A worker that was lost lately."""
+
+    name: SafeString
+    at: datetime
+    count: int
+    jobs: list[tuple[str, Job | None, str]]
+    """Task, row, and state of each job; None and "" if the job is gone."""
+
+
+def _read_lost(*, sees_jobs: bool) -> list[LostWorker]:
+    using = conf.get("DATABASE")
+    since = timezone.now() - timedelta(seconds=alarm_records.LOST_SHOWN_S)
+    records = alarm_records.read_lost(using=using, since=since)
+    jids = [jid for record in records for jid, *_ in record.jobs] if sees_jobs else []
+    rows = Job.objects.using(using).filter(jid__in=jids[:MAX_LOST_JOBS]).only("jid", "jobtype", "state")
+    row_by_jid = {row.jid: row for row in rows}
+
+    def describe(jid: str, jobtype: str) -> tuple[str, Job | None, str]:
+        row = row_by_jid.get(jid)
+        return jobtype, row, str(STATES[row.state]) if row else ""
+
+    return [
+        LostWorker(
+            render_worker(record.subject, record.text),
+            record.began_at,
+            record.affected,
+            [describe(jid, jobtype) for jid, jobtype, _ in record.jobs],
+        )
+        for record in records
+    ]
 
 
 def _format_busy(worker: WorkerProcess, jobs: int) -> str:

@@ -109,6 +109,8 @@ class Migration(migrations.Migration):
                 ('subject', django_faktory.models.fields.ExactCharField(default='', max_length=255)),
                 ('text', models.TextField(db_default='', default='')),
                 ('began_at', models.DateTimeField(db_default=django.db.models.functions.datetime.Now())),
+                ('jobs', models.JSONField(default=list, help_text='Of a lost worker: jid, jobtype and queue of jobs that it ran.')),
+                ('affected', models.IntegerField(db_default=1, default=1, help_text='Number of these jobs, of which some are kept.')),
                 ('notified_at', models.DateTimeField(help_text='Time of the latest message about it.', null=True)),
             ],
             options={

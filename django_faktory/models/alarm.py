@@ -21,6 +21,8 @@ class AlarmRecord(JobsModel):
     subject = ExactCharField(max_length=255, default="")
     text = models.TextField(default="", db_default="")
     began_at = models.DateTimeField(db_default=Now())
+    jobs = models.JSONField(default=list, help_text="Of a lost worker: jid, jobtype and queue of jobs that it ran.")
+    affected = models.IntegerField(default=1, db_default=1, help_text="Number of these jobs, of which some are kept.")
     notified_at = models.DateTimeField(null=True, help_text="Time of the latest message about it.")
 
     class Meta:

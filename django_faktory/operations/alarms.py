@@ -267,10 +267,10 @@ def _find_lost_workers(reading: Reading) -> Iterator[Alarm]:
             text=gettext("Worker %(worker)s was lost") % {"worker": record.text},
             advice=gettext(
                 "It was killed, or its machine or network failed. Its jobs run again on other workers. The loss is "
-                "shown for an hour."
+                "shown for an hour, with the jobs that it ran."
             ),
             since=record.began_at,
-            affected=1,
+            affected=record.affected,
         )
 
 

@@ -12,7 +12,7 @@ from typing import NamedTuple
 from django.db.backends.base.base import BaseDatabaseWrapper
 from django.db.models.functions import Now
 
-from ..models import AlarmRecord, WorkerProcess
+from ..models import AlarmRecord, Job, WorkerProcess
 from .dialects import clock_of
 from .transactions import run
 
@@ -21,6 +21,9 @@ LOST_SHOWN_S = 3600.0
 """Seconds for which the loss of a worker is reported."""
 MAX_LOST = 100
 """Number of records of lost workers that one read returns."""
+
+MAX_JOBS = 50
+"""Jobs of a lost worker that its record names."""
 
 LATEST_MESSAGE = "latest-message"
 """Kind of the record whose `notified_at` is the time of the latest message."""
@@ -45,11 +48,20 @@ class Message(NamedTuple):
         return [record.text for record in self.ended]
 
 
-def record_lost(workers: Sequence[WorkerProcess], *, using: str) -> None:
-    """Record that these workers were lost. Safe to repeat."""
-    records = [
-        AlarmRecord(kind=LOST_WORKER, subject=worker.wid, text=f"{worker.hostname}:{worker.pid}") for worker in workers
-    ]
+def record_lost(workers: Sequence[WorkerProcess], held: Sequence[Job], *, using: str) -> None:
+    """Record that these workers were lost, with the jobs that they held. Safe to repeat."""
+    records: list[AlarmRecord] = []
+    for worker in workers:
+        jobs = [[job.jid, job.jobtype, job.queue] for job in held if job.wid == worker.wid]
+        records.append(
+            AlarmRecord(
+                kind=LOST_WORKER,
+                subject=worker.wid,
+                text=worker.name,
+                jobs=jobs[:MAX_JOBS],
+                affected=len(jobs),
+            )
+        )
     if records:
         run(
             using,

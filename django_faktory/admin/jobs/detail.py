@@ -28,10 +28,10 @@ from ...core.lifecycle import State
 from ...core.payloads import LOGGED
 from ...core.queries import split_about
 from ...errors import FaktoryError
-from ...models import Batch, Job, Limiter, Tracking, WorkerProcess
+from ...models import Batch, Job, Limiter, Tracking
 from ...models.cron import CronRun
 from ...models.permissions import may
-from ...operations import error_groups, waiting
+from ...operations import error_groups, waiting, worker_names
 from ...operations.edit import EDITABLE
 from ...operations.signatures import bind, find_task
 from ...store.jobs.prefetch import is_unconfirmed
@@ -42,7 +42,7 @@ from ...tasks.encryption import is_encrypted
 from ...tasks.results import Attempt, runs_of
 from ...tasks.tracing import trace_id_of
 from ..base import alias_of, build_shown_text
-from ..formats import format_duration
+from ..formats import format_duration, render_worker
 from ..history import translate_entry
 from ..labels import STATES
 from ..links import admin_url, jobs_link, row_link
@@ -114,6 +114,12 @@ def build_context(
     for name, text in (("args", members.get("args", "")), ("kwargs", custom.get("kwargs", ""))):
         if text:
             shown_texts[name] = build_shown_text(payload, urls["payload"], format_json(text))
+    timeline = build_timeline(job, stored["history"])
+    names = worker_names.read([job.wid, *(entry.worker for entry in timeline)], using=alias_of(job))
+    timeline = [
+        entry._replace(worker=render_worker(entry.worker, names.get(entry.worker, ""))) if entry.worker else entry
+        for entry in timeline
+    ]
     return {
         "job": job,
         "status": STATUS_WORDS.get(State(job.state), STATES[job.state]),
@@ -121,13 +127,16 @@ def build_context(
         "why": _link_reason(job),
         "facts": [
             (name, value)
-            for name, value in [*_build_facts(job), (gettext("Trace"), _link_trace(custom.get("traceparent", "")))]
+            for name, value in [
+                *_build_facts(job, names),
+                (gettext("Trace"), _link_trace(custom.get("traceparent", ""))),
+            ]
             if value not in (None, "", "–")
         ],
         "times": [(name, at) for name, at in _build_times(job) if at is not None],
         "texts": shown_texts,
         "is_too_long": not payload.is_whole,
-        "timeline": add_operator_actions(build_timeline(job, stored["history"]), job),
+        "timeline": add_operator_actions(timeline, job),
         "job_actions": actions.get_allowed_actions(job, request),
         "may_edit": job.state in EDITABLE and may(request.user, "job.change"),
         "kind": error_groups.read_kind(job) if job.state == State.DEAD else None,
@@ -345,7 +354,7 @@ def _link_reason(job: Job) -> SafeString | str | None:
     return _admin_link(reason.model, reason.key, reason.text)
 
 
-def _build_facts(job: Job) -> list[tuple[str, Any]]:
+def _build_facts(job: Job, names: Mapping[str, str]) -> list[tuple[str, Any]]:
     using = alias_of(job)
     attempts = gettext("%(number)s of %(total)s") % {"number": job.attempts, "total": job.max_attempts}
     return [
@@ -362,7 +371,7 @@ def _build_facts(job: Job) -> list[tuple[str, Any]]:
             gettext("Cancelled"),
             gettext("requested; the worker was notified") if job.is_cancelled and job.state == State.WORKING else None,
         ),
-        (gettext("Worker"), _link_worker(job, using)),
+        (gettext("Worker"), _link_worker(job, names)),
         (gettext("Batch"), _link_batch(job.bid, using)),
         (gettext("Callback of batch"), _link_batch(job.callback_of, using)),
         (gettext("Lock"), job.lock_key),
@@ -433,12 +442,12 @@ def _render_progress(job: Job, using: str) -> SafeString | str:
     return format_html(bar, tracking.percent, desc, gettext("Progress"))
 
 
-def _link_worker(job: Job, using: str) -> SafeString | str | None:
+def _link_worker(job: Job, names: Mapping[str, str]) -> SafeString | str | None:
     if not job.wid:
         return None
+    name = render_worker(job.wid, names.get(job.wid, ""))
     # The row of a worker is deleted some time after its end: no link then.
-    has_page = WorkerProcess.objects.using(using).filter(wid=job.wid).exists()
-    return _admin_link("workerprocess", job.wid, job.wid) if has_page else job.wid
+    return _admin_link("workerprocess", job.wid, name) if job.wid in names else name
 
 
 def _link_batch(bid: str | None, using: str) -> SafeString | str | None:

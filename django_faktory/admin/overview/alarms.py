@@ -80,7 +80,7 @@ def _jobs_of(task: str) -> str:
 
 _LINKS: dict[str, Callable[[str], str]] = {
     "no-workers": lambda _: _list_url("workerprocess"),
-    "lost-worker": lambda _: _list_url("workerprocess"),
+    "lost-worker": lambda _: f"{_list_url('workerprocess')}#faktory-lost",
     "silent-worker": lambda wid: _page_url("workerprocess", wid),
     "unserved-queue": lambda name: _page_url("queue", name),
     "late-queue": lambda name: _page_url("queue", name),

@@ -15,19 +15,20 @@ from typing import NamedTuple
 from django.db.models import Sum
 from django.utils import timezone
 from django.utils.formats import date_format
+from django.utils.safestring import SafeString
 from django.utils.translation import get_language, gettext
 
 from ... import conf
 from ...core.lifecycle import State
 from ...models import Counter, Job, Queue, WorkerProcess
-from ...operations import queue_sizes
+from ...operations import queue_sizes, worker_names
 from ...operations.error_groups import ErrorGroup, group_failed
 from ...store import workers
 from ...store.queues import Waiting
 from ...store.shared_reads import shared
 from ...store.statistics import counts, histograms
 from .. import links
-from ..formats import format_age, format_duration, format_job_count, format_number, make_aware
+from ..formats import format_age, format_duration, format_job_count, format_number, make_aware, render_worker
 from ..labels import PHASES, STATES
 from ..links import jobs_link, row_link
 from .alarms import AlarmLine, read_alarm_lines
@@ -90,7 +91,7 @@ class OverviewData:
     charts: list[Chart]
     queues: list[QueueLine]
     hidden_queues: int
-    running: list[tuple[Job, str]] | None
+    running: list[tuple[Job, str, SafeString]] | None
     workers: list[WorkerLine] | None
     alarms: list[AlarmLine]
     groups: list[ErrorGroup] | None
@@ -177,12 +178,13 @@ def build_queue_lines(rows: Sequence[Queue], *, using: str) -> list[QueueLine]:
     return [_build_queue_line(row.name, waiting[row.name], is_paused=row.paused_at is not None) for row in rows]
 
 
-def _read_running(now: datetime, using: str) -> list[tuple[Job, str]]:
-    """Return the jobs that have run longest, each with the time since its start."""
+def _read_running(now: datetime, using: str) -> list[tuple[Job, str, SafeString]]:
+    """Return the jobs that have run longest, each with the time since its start and its worker."""
     # Without the long texts, which no list shows.
     columns = ("jid", "jobtype", "queue", "wid", "started_at", "about")
-    jobs = Job.objects.using(using).working().order_by("started_at").only(*columns)[:ROWS_SHOWN]
-    return [(job, format_age(job.started_at or now)) for job in jobs]
+    jobs = list(Job.objects.using(using).working().order_by("started_at").only(*columns)[:ROWS_SHOWN])
+    names = worker_names.read([job.wid for job in jobs], using=using)
+    return [(job, format_age(job.started_at or now), render_worker(job.wid, names.get(job.wid, ""))) for job in jobs]
 
 
 def _read_largest_groups(using: str) -> list[ErrorGroup]:
