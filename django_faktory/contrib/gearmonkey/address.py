@@ -37,6 +37,8 @@ _OPTIONS: dict[str, Any] = {
     "decode_responses": False,
 }
 
+_FIXED = ("decode_responses", "retry_on_timeout", "retry_on_error")
+
 
 def connect(url: str) -> Redis:
     """Return a client of the server at `url`. Raises UnusableServer.
@@ -48,12 +50,12 @@ def connect(url: str) -> Redis:
     options = {**_OPTIONS, "retry": Retry(NoBackoff(), 0)}
     try:
         if scheme == CLUSTER:
-            client: Any = RedisCluster.from_url(url.replace("redis+cluster", "redis", 1), **options)
+            client: Any = RedisCluster.from_url(_usable_url(url), **options)
         elif scheme == SENTINEL:
             hosts, name, master_options = _parse_sentinel_url(url)
             client = Sentinel(hosts, sentinel_kwargs=dict(_OPTIONS)).master_for(name, **{**options, **master_options})
         else:
-            client = Redis.from_url(url, **options)
+            client = Redis.from_url(_usable_url(url), **options)
     except REDIS_ERRORS as error:
         raise unavailable(error) from error
     typed_client: Redis = client
@@ -68,7 +70,7 @@ def connect_async(url: str) -> async_redis.Redis:
 
     options = {**_OPTIONS, "retry": AsyncRetry(NoBackoff(), 0)}
     if scheme == CLUSTER:
-        cluster: Any = async_redis.RedisCluster.from_url(url.replace("redis+cluster", "redis", 1), **options)
+        cluster: Any = async_redis.RedisCluster.from_url(_usable_url(url), **options)
         return cluster  # type: ignore[no-any-return]
     if scheme == SENTINEL:
         hosts, name, master_options = _parse_sentinel_url(url)
@@ -76,7 +78,13 @@ def connect_async(url: str) -> async_redis.Redis:
             name, **{**options, **master_options}
         )
         return master
-    return async_redis.Redis.from_url(url, **options)
+    return async_redis.Redis.from_url(_usable_url(url), **options)
+
+
+def _usable_url(url: str) -> str:
+    """Return the URL for redis-py, without options that would replace ours."""
+    address, mark, query = url.replace(CLUSTER, "redis", 1).partition("?")
+    return address + mark + "&".join(option for option in query.split("&") if option.partition("=")[0] not in _FIXED)
 
 
 def sentinels_of(client: Any) -> list[Any]:

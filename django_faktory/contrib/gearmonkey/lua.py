@@ -173,10 +173,16 @@ Returns the jobs as [fn, id, attempt, input, token], with attempt 0 for jobs wit
 are not queues.
 """
 
-# wid and attempt fence the job: a worker whose lease expired must not end it.
+# wid and attempt fence the job: a worker whose lease expired must not end it. A job that has ended with this output was
+# ended by an earlier call whose reply was lost.
 FINISH = Script(f"""{_ENDING}
 local wid, attempt = unpack(redis.call('HMGET', KEYS[2], 'wid', 'attempt'))
-if wid ~= ARGV[3] or attempt ~= ARGV[4] then return 0 end
+if wid ~= ARGV[3] or attempt ~= ARGV[4] then
+  local job = 'job:' .. ARGV[1] .. ':' .. ARGV[2]
+  if wid or not is_final(status_of(ARGV[1], ARGV[2])) then return 0 end
+  local status, output = unpack(redis.call('HMGET', job, 'status', 'output'))
+  return status == ARGV[5] and output == ARGV[6] and 1 or 0
+end
 local leased = redis.call('ZREM', KEYS[1], ARGV[2]) + redis.call('ZREM', KEYS[3], ARGV[2])
 if leased == 0 then return 0 end
 redis.call('DEL', KEYS[2])

@@ -170,6 +170,16 @@ class TestDeaths:
         assert client.get("f", id).output == before
         assert events(4) == ["create:1", "start:1", "start:1", "finish:1"]
 
+    def test_an_end_that_is_sent_again_after_its_reply_was_lost_is_not_late(self, redis, client):
+        """A frozen Redis executes the first call when it continues, and the worker then logged a lost lease."""
+        client.run("f", "x")
+        redis_worker = RedisWorker(redis, ["f"], wid="w1")
+        [job] = redis_worker.take(1)
+        assert redis_worker.finish(job, Status.SUCCESS, b"done")
+        assert redis_worker.finish(job, Status.SUCCESS, b"done")
+        assert not redis_worker.finish(job, Status.SUCCESS, b"another output")
+        assert client.get("f", 1).output == b"done"
+
     def test_h05_a_job_fails_after_five_of_its_workers_have_died(self, redis, client, events):
         id = client.run("f", "x")
         for death in range(5):

@@ -5,7 +5,7 @@ import re
 import secrets
 import signal
 import threading
-from contextlib import contextmanager
+from contextlib import closing, contextmanager
 from pathlib import Path
 
 import pytest
@@ -269,3 +269,21 @@ def _quietly(function, *args, **kwargs):
         return function(*args, **kwargs)
     except FaktoryError:
         return None
+
+
+@pytest.mark.parametrize("option", ["decode_responses=True", "decode_responses=1&db=0", "db=0&decode_responses=yes"])
+def test_replies_stay_bytes_whatever_the_url_asks_for(own_server, option):
+    """Ids and inputs are the bytes of peers: as text they cannot be decoded, and the scripts do not match."""
+    url = f"redis://127.0.0.1:{own_server.port}?{option}"
+    own_server.client().flushall()
+    with working(url, "f"), Client(url) as client:
+        id = client.run("f", "x", options=[OPT_BLOCKING], timeout=20)
+        assert client.get("f", id).output == b"X"
+
+    async def get():
+        async with AsyncClient(url) as client:
+            return await client.get("f", id)
+
+    assert asyncio.run(get()).output == b"X"
+    with closing(connect(f"unix:///tmp/redis.sock?{option}")) as redis:
+        assert redis.connection_pool.connection_kwargs["path"] == "/tmp/redis.sock"
