@@ -26,13 +26,13 @@ class JobsManager(_Manager):
     @property
     def db(self) -> str:
         """The alias that `using()` names, else that of the row whose relation is read, else that of the setting."""
-        row = self._hints.get("instance") or getattr(self, "instance", None)
+        row = self._hints.get("instance") or getattr(self, "instance", None)  # type: ignore[attr-defined]
         alias = row._state.db if isinstance(row, JobsModel) else None  # noqa: SLF001  (documented)
         return self._db or alias or self.model.get_alias()
 
     def get_queryset(self) -> models.QuerySet[_Row]:
         """Return all rows of this database."""
-        return self._queryset_class(model=self.model, using=self.db, hints=self._hints)
+        return super().get_queryset().using(self.db)
 
 
 class JobsModel(models.Model):
