@@ -1,8 +1,8 @@
 """Settings of the test project. `FAKTORY_TEST_DB` selects the database: sqlite (default), postgresql, mariadb.
 
-`FAKTORY_TEST_TAG` separates two runs of one checkout. `FAKTORY_TEST_ADMIN=unfold` runs the admin in django-unfold,
-`FAKTORY_TEST_DRIVER=psycopg2` hides psycopg 3. `FAKTORY_TEST_VIA` selects what is between the tests and PostgreSQL:
-bouncer, a PgBouncer at PGHOST and PGPORT (see tests/bouncer), or pool, Django's own.
+`FAKTORY_TEST_TAG` separates two runs of one checkout. `FAKTORY_TEST_ADMIN=unfold` or `jazzmin` selects a theme of the
+admin, `FAKTORY_TEST_DRIVER=psycopg2` hides psycopg 3. `FAKTORY_TEST_VIA` selects what is between the tests and
+PostgreSQL: bouncer, a PgBouncer at PGHOST and PGPORT (see tests/bouncer), or pool, Django's own.
 """
 
 import os
@@ -94,9 +94,10 @@ MIDDLEWARE = [
     "django.contrib.auth.middleware.AuthenticationMiddleware",
     "django.contrib.messages.middleware.MessageMiddleware",
 ]
-if os.environ.get("FAKTORY_TEST_ADMIN") == "unfold":
-    INSTALLED_APPS.insert(0, "unfold")
-    MIDDLEWARE.pop(0)  # Unfold's pages have inline scripts
+if theme := os.environ.get("FAKTORY_TEST_ADMIN"):
+    INSTALLED_APPS.insert(0, theme)
+    MIDDLEWARE.pop(0)  # pages of these themes have inline scripts
+    JAZZMIN_SETTINGS = {"use_google_fonts_cdn": False}
 TEMPLATES = [
     {
         "BACKEND": "django.template.backends.django.DjangoTemplates",

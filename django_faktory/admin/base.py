@@ -132,11 +132,10 @@ def is_in_unfold() -> bool:
 
 
 def get_media() -> forms.Media:
-    """Return the style sheet, with corrections if django-unfold renders the admin."""
+    """Return the style sheet, and before it the one that defines its variables in another theme of the admin."""
     files = ["django_faktory/admin.css"]
-    # Unfold has none of the CSS variables of Django's admin that admin.css uses: unfold.css defines them.
-    if is_in_unfold():
-        files.insert(0, "django_faktory/unfold.css")
+    # These themes have none of the CSS variables of Django's admin that admin.css uses.
+    files[:0] = [f"django_faktory/{theme}.css" for theme in ("unfold", "jazzmin") if apps.is_installed(theme)]
     return forms.Media(css={"all": files})
 
 

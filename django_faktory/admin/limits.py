@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Any, ClassVar
 
 from django import forms
 from django.contrib import admin, messages
+from django.contrib.admin.widgets import AdminTextInputWidget
 from django.core.exceptions import ValidationError
 from django.db.models import Min, QuerySet, Sum
 from django.http import HttpRequest
@@ -40,6 +41,7 @@ class LimitForm(AnyLimitForm):
         label=_("Starts per period"),
         required=False,
         max_length=40,
+        widget=AdminTextInputWidget,
         help_text=_('For example "100/s", "10/m", "5/30s".'),
     )
 
