@@ -12,11 +12,10 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from datetime import datetime, timedelta
 from functools import cached_property, partial
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from django.db import connections
-from django.db.models import Exists, Max, Min, OuterRef, Q
-from django.db.models.functions import Coalesce
+from django.db.models import BigIntegerField, Exists, OuterRef, Q, Subquery
 from django.utils import timezone
 from django.utils.formats import number_format
 from django.utils.translation import get_language, gettext
@@ -57,7 +56,8 @@ SLOW_S = 0.1
 """A database is slow if the faster of two round trips takes this many seconds."""
 
 QUEUES_READ = 100
-UNKNOWN_TASKS_READ = 1000
+DUE_READ = 1000
+_DUE_COLUMNS = ("state", "run_at", "errtype", "jobtype", "created_at")
 RECENT_BATCHES = 20_000
 COUNTED = 1000
 """Bounds of the rows that one check reads."""
@@ -125,6 +125,14 @@ class Reading:
     def has_workers(self) -> bool:
         """Return whether a worker process fetches jobs."""
         return self.counts.workers[WorkerProcess.Phase.RUNNING] > 0
+
+    @cached_property
+    def due(self) -> list[Any]:
+        """The first scheduled and retrying jobs that are due, or due within a minute."""
+        # A job that its worker did not know is due again within 30 s, so it is among them.
+        soon = self.now + timedelta(seconds=60)
+        rows = Job.objects.using(self.using).in_state(State.SCHEDULED, State.RETRIES).filter(run_at__lte=soon)
+        return list(rows.order_by("run_at").values_list(*_DUE_COLUMNS, named=True)[:DUE_READ])
 
     @cached_property
     def unserved(self) -> list[str]:
@@ -374,14 +382,10 @@ def _find_failing_tasks(reading: Reading) -> Iterator[Alarm]:
 
 
 def _find_unknown_tasks(reading: Reading) -> Iterator[Alarm]:
-    # A job that its worker did not know is due again within 30 s, so it is among the first scheduled jobs.
-    soon = reading.now + timedelta(seconds=60)
-    scheduled = Job.objects.using(reading.using).scheduled().filter(run_at__lte=soon).order_by("run_at")
-    columns = scheduled.values_list("errtype", "jobtype", "created_at")[:UNKNOWN_TASKS_READ]
     created_by_task: dict[str, list[datetime]] = defaultdict(list)
-    for errtype, jobtype, created_at in columns:
-        if errtype == UnknownJobType.__name__:
-            created_by_task[jobtype].append(created_at)
+    for job in reading.due:
+        if job.state == State.SCHEDULED and job.errtype == UnknownJobType.__name__:
+            created_by_task[job.jobtype].append(job.created_at)
     for jobtype, created in sorted(created_by_task.items())[:MAX_PER_KIND]:
         yield Alarm(
             kind="unknown-task",
@@ -425,12 +429,12 @@ def _find_paused_tasks(reading: Reading) -> Iterator[Alarm]:
 def _find_stuck_batches(reading: Reading) -> Iterator[Alarm]:
     batches = Batch.objects.using(reading.using)
     # The newest batches only: no index has the failed ones.
-    newest_pk = batches.aggregate(newest=Max("pk"))["newest"] or 0
+    newest = Subquery(batches.order_by("-pk").values("pk")[:1], output_field=BigIntegerField())
     members = Job.objects.using(reading.using).filter(bid=OuterRef("bid"))
     dead = members.dead()
     alive = members.in_state(State.SCHEDULED, State.ENQUEUED, State.BLOCKED, State.WORKING, State.RETRIES)
     stuck = (
-        batches.filter(pk__gt=newest_pk - RECENT_BATCHES, finished_at=None, committed_at__isnull=False)
+        batches.filter(pk__gt=newest - RECENT_BATCHES, finished_at=None, committed_at__isnull=False)
         .filter(Q(failed__gt=0) | Q(complete_failed=True) | Q(success_failed=True))
         .filter(Exists(dead) | Q(complete_failed=True) | Q(success_failed=True), ~Exists(alive))
         .order_by("-pk")
@@ -456,10 +460,14 @@ def _find_stuck_batches(reading: Reading) -> Iterator[Alarm]:
 
 
 def _find_cron_problems(reading: Reading) -> Iterator[Alarm]:
-    entries = CronEntry.objects.using(reading.using)
+    limit = _ago(reading, OVERDUE_S)
     # No next time, although it is neither paused nor removed: no node has read the row, or its schedule has no time.
-    unscheduled = entries.filter(next_at=None, paused_at=None, removed_at=None)
-    never = list(unscheduled.exclude(problem="").order_by("name").values_list("name", flat=True)[:COUNTED])
+    unscheduled = Q(next_at=None, paused_at=None, removed_at=None)
+    wrong = CronEntry.objects.using(reading.using).filter(
+        unscheduled & (~Q(problem="") | Q(created_at__lt=limit)) | Q(next_at__lt=limit)
+    )
+    rows = list(wrong.order_by("name").values_list("name", "problem", "next_at", "created_at")[:COUNTED])
+    never = [name for name, problem, next_at, _ in rows if problem and next_at is None]
     if never:
         yield Alarm(
             kind="cron-never-runs",
@@ -470,37 +478,33 @@ def _find_cron_problems(reading: Reading) -> Iterator[Alarm]:
             since=None,
             affected=len(never),
         )
-    due = entries.filter(next_at__lt=_ago(reading, OVERDUE_S)) | unscheduled.filter(
-        problem="", created_at__lt=_ago(reading, OVERDUE_S)
-    )
-    overdue = due.aggregate(first=Min(Coalesce("next_at", "created_at")))["first"]
+    overdue = [next_at or created_at for name, problem, next_at, created_at in rows if next_at or not problem]
     if overdue:
         yield Alarm(
             kind="cron-overdue",
             subject="",
             text=gettext("Cron entries are due, but no node enqueues their jobs"),
             advice=gettext("Every runfaktory does this. Start one, or read its log."),
-            since=overdue,
+            since=min(overdue),
             affected=1,
         )
 
 
 def _find_overdue_jobs(reading: Reading) -> Iterator[Alarm]:
-    due = Job.objects.using(reading.using).in_state(State.SCHEDULED, State.RETRIES).order_by("run_at")
-    overdue = due.filter(run_at__lt=_ago(reading, OVERDUE_S))
-    first = overdue.values_list("run_at", flat=True).first()
-    if first:
-        [count] = bounded_counts.counts([overdue], max_count=COUNTED, using=reading.using)
+    limit = _ago(reading, OVERDUE_S)
+    overdue = [job.run_at for job in reading.due if job.run_at < limit]
+    if overdue:
         yield Alarm(
             kind="overdue-jobs",
             subject="",
-            text=gettext("Jobs are due, but no node enqueues them; waiting: %(number)s") % {"number": _number(count)},
+            text=gettext("Jobs are due, but no node enqueues them; waiting: %(number)s")
+            % {"number": _number(len(overdue))},
             advice=gettext(
                 "Scheduled jobs and retries wait for maintenance, which every runfaktory does. Start one, or read its "
                 "log."
             ),
-            since=first,
-            affected=count,
+            since=overdue[0],
+            affected=len(overdue),
         )
 
 
@@ -532,8 +536,9 @@ def _find_refused_entries(reading: Reading) -> Iterator[Alarm]:
 
 
 def _find_slow_database(reading: Reading) -> Iterator[Alarm]:
-    # The faster of two: one slow answer is not yet a slow database.
-    round_trip_s = min(_time_round_trip(reading.using) for _ in range(2))
+    round_trip_s = _time_round_trip(reading.using)
+    if round_trip_s >= reading.slow_s:  # one slow answer is not yet a slow database
+        round_trip_s = min(round_trip_s, _time_round_trip(reading.using))
     if round_trip_s >= reading.slow_s:
         yield Alarm(
             kind="slow-database",

@@ -124,15 +124,16 @@ def _read_numbers(parts: Sequence[str], *, using: str) -> OverviewData:
     all_counts = counts.shared_bounded_counts(using=using, worker_timeout_s=conf.get("WORKER_TIMEOUT"))
     # Only a snapshot with all queues shows which are the fullest.
     queue_lines = _select_fullest(all_counts) if all_counts.has_all_queues else _read_first_queues(using)
+    # Parts that the user may not see are not even queried.
+    worker_lines = _read_workers(using) if "workers" in parts else None
     return OverviewData(
         at=now,
         tiles=[_build_tile(all_counts, state) for state in _TILES],
         charts=[_build_recent_chart(now, using), _build_daily_chart(now, using)],
         queues=sorted(queue_lines.fullest, key=lambda line: line.name),
         hidden_queues=queue_lines.total - len(queue_lines.fullest),
-        # Parts that the user may not see are not even queried.
-        running=_read_running(now, using) if "running" in parts else None,
-        workers=_read_workers(using) if "workers" in parts else None,
+        running=_read_running(now, worker_lines or (), using) if "running" in parts else None,
+        workers=worker_lines,
         alarms=[],
         groups=_read_largest_groups(using) if "errors" in parts else None,
     )
@@ -178,12 +179,13 @@ def build_queue_lines(rows: Sequence[Queue], *, using: str) -> list[QueueLine]:
     return [_build_queue_line(row.name, waiting[row.name], is_paused=row.paused_at is not None) for row in rows]
 
 
-def _read_running(now: datetime, using: str) -> list[tuple[Job, str, SafeString]]:
+def _read_running(now: datetime, shown: Sequence[WorkerLine], using: str) -> list[tuple[Job, str, SafeString]]:
     """Return the jobs that have run longest, each with the time since its start and its worker."""
     # Without the long texts, which no list shows.
     columns = ("jid", "jobtype", "queue", "wid", "started_at", "about")
     jobs = list(Job.objects.using(using).working().order_by("started_at").only(*columns)[:ROWS_SHOWN])
-    names = worker_names.read([job.wid for job in jobs], using=using)
+    names = {line.worker.wid: line.worker.name for line in shown}
+    names |= worker_names.read({job.wid for job in jobs} - names.keys(), using=using)
     return [(job, format_age(job.started_at or now), render_worker(job.wid, names.get(job.wid, ""))) for job in jobs]
 
 
