@@ -15,6 +15,7 @@ from functools import partial
 from typing import Any
 
 import msgspec
+from msgspec import structs
 
 from ..errors import InvalidPayload, InvalidQuery, TranslatableError, translatable
 from .json import jsontext
@@ -26,6 +27,8 @@ MAX_TEXT = 4000
 """Longest query, in characters."""
 MAX_VALUES = 200
 """Most values of one key."""
+MAX_WORDS = 20
+"""Most words without a key."""
 SEARCHED = 10_000
 """Jobs that a text search reads unless the query says otherwise: the newest that match the other conditions."""
 MAX_SEARCHED = 10_000_000
@@ -40,11 +43,13 @@ _duration = re.compile(r"(?:(\d{1,9})w)?(?:(\d{1,9})d)?(?:(\d{1,9})h)?(?:(\d{1,9
 _time = re.compile(r"(?:19[7-9]|2\d\d)\d-\d\d-\d\d(?:T\d\d:\d\d(?::\d\d)?(?:Z|[+-]\d\d:\d\d)?)?", re.ASCII)
 _key = re.compile(r"([a-z_]+):")
 _bare_value = re.compile(r"[^\s,\"]+")
+_next_space = re.compile(r"(?=\s)|$")
 _plain = re.compile(r"[^\s,\"*]+")
 _quoted = re.compile(r'"(?:[^"\\]|\\.)*"')
 _jid = re.compile(r"[A-Za-z0-9_.-]{8,255}")
 # Names of apps and models contain no `/`: the first one begins the primary key, which may contain more.
 _label = re.compile(r"[a-z_][a-z0-9_]*\.[a-z_][a-z0-9_]*/.+", re.DOTALL)
+_BARE = "bare"
 _decoder = json.JSONDecoder()
 _states_known = frozenset(map(str, State))
 _AGES = ("older", "newer", "failed_before", "failed_after")
@@ -84,8 +89,10 @@ class Query(msgspec.Struct, frozen=True, kw_only=True, gc=False):
     """Texts that the job's JSON, as it was sent, must all contain."""
     messages: tuple[str, ...] = ()
     """Texts that the message or the traceback of the latest failure must all contain."""
+    words: tuple[str, ...] = ()
+    """Texts that the job's JSON, without its jid, or the message or the traceback must contain, each in any of them."""
     among: int = SEARCHED
-    """Number of jobs that the `args`, `texts` and `messages` conditions search."""
+    """Number of jobs that the `args`, `texts`, `messages` and `words` conditions search."""
 
     def __str__(self) -> str:
         """Return the canonical text of this query; `parse_query` reads it back."""
@@ -101,6 +108,7 @@ class Query(msgspec.Struct, frozen=True, kw_only=True, gc=False):
             _format_values("args", [] if self.args is None else [self.args]),
             *(_format_values("text", [_quote_if_needed(text)]) for text in self.texts),
             *(_format_values("message", [_quote_if_needed(text)]) for text in self.messages),
+            *(_format_values("word", [_quote_if_needed(text)]) for text in self.words),
             _format_values("among", [] if self.among == SEARCHED else [str(self.among)]),
         ]
         return " ".join(filter(None, terms))
@@ -130,7 +138,7 @@ class Query(msgspec.Struct, frozen=True, kw_only=True, gc=False):
     @property
     def searches_arguments(self) -> bool:
         """True if the query searches the arguments of jobs."""
-        return self.args is not None or bool(self.texts)
+        return self.args is not None or bool(self.texts or self.words)
 
     @property
     def has_index(self) -> bool:
@@ -140,12 +148,31 @@ class Query(msgspec.Struct, frozen=True, kw_only=True, gc=False):
         filters = self.queues or self.tasks or self.errors or any(map(_is_given, ages))
         # Succeeded rows can be millions: without another filter a page reads the newest ones only, with one it scans
         # them all.
-        is_short = bool(self.in_states) and (State.SUCCEEDED not in self.in_states or not filters)
-        return is_short or bool(self.about or self.batches or self.jids)
+        is_short = bool(self.in_states) and State.SUCCEEDED not in self.in_states
+        return is_short or not filters or bool(self.about or self.batches or self.jids)
 
 
 def parse_query(text: str) -> Query:
     """Parse a query. Raises InvalidQuery with one line that names the position and what was expected."""
+    query, words = parse_words(text)
+    for word, at in words:
+        # Texts are for searches only: a verb must not change jobs that contain a jid that is misspelled or gone.
+        if not _jid.fullmatch(word):
+            problem = InvalidQuery(
+                "expected key:value, a state or a jid, got %(word)s; keys: %(known)s",
+                word=_with_suggestion(word, _states_known),
+                known=", ".join(_READERS),
+            )
+            raise _at(at, problem)
+    jids = dict.fromkeys((*query.jids, *(word for word, _ in words)))
+    return structs.replace(query, jids=tuple(jids))
+
+
+def parse_words(text: str) -> tuple[Query, list[tuple[str, int]]]:
+    """Parse a query; also return its words without a key that are no states, each with its position.
+
+    Raises InvalidQuery.
+    """
     if len(text) > MAX_TEXT:
         problem = InvalidQuery(
             "expected a query of at most %(most)s characters, got %(count)s", most=MAX_TEXT, count=len(text)
@@ -168,7 +195,8 @@ def parse_query(text: str) -> Query:
             )
             raise _at(at, problem)
         at = _skip_spaces(text, at)
-    return Query(**conditions)
+    words = conditions.pop(_BARE, [])
+    return Query(**conditions), words
 
 
 def split_about(label: str) -> tuple[str, str]:
@@ -228,21 +256,25 @@ def _skip_spaces(text: str, at: int) -> int:
 
 
 def _read_word(text: str, at: int, conditions: dict[str, Any]) -> int:
-    """Read a word without a key: a state, or a jid."""
-    bare = _bare_value.match(text, at)
-    word = bare[0] if bare else text[at:]
-    # States first: some names of states, such as "enqueued", are well-formed jids too.
-    if word in _states_known:
-        _add_values(conditions, "states", [State(word)])
-    elif _jid.fullmatch(word):
-        _add_values(conditions, "jids", [word])
+    """Read a state, another word without a key, or a text in quotes."""
+    if quoted := _quoted.match(text, at):
+        word, end = _unquote(quoted[0], "word"), quoted.end()
     else:
+        end = _next_space.search(text, at).end()  # type: ignore[union-attr]  # the end of the text matches
+        word = text[at:end]
+        # Some names of states, such as "enqueued", are well-formed jids too.
+        if word in _states_known:
+            _add_values(conditions, "states", [State(word)])
+            return end
+    if not word or not word.isprintable():
         raise InvalidQuery(
-            "expected key:value, a state or a jid, got %(word)s; keys: %(known)s",
-            word=_with_suggestion(word, _states_known),
-            known=", ".join(_READERS),
+            "%(key)s: expected printable characters, got %(value)s", key="word", value=abbreviate(word) or "nothing"
         )
-    return at + len(word)
+    words = conditions.setdefault(_BARE, [])
+    words.append((word, at))
+    if len(words) > MAX_WORDS:
+        raise InvalidQuery("%(key)s: expected at most %(most)s values", key="word", most=MAX_WORDS)
+    return end
 
 
 def _read_values(text: str, at: int, key: str) -> tuple[list[tuple[str, bool]], int]:
@@ -420,6 +452,7 @@ _READERS: dict[str, Reader] = {
     "args": _read_arguments,
     "text": _names_reader("text", "texts"),
     "message": _names_reader("message", "messages"),
+    "word": _names_reader("word", "words"),
     "among": _single_reader("among", "among", _parse_count),
 }
 KEYS = tuple(_READERS)

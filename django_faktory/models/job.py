@@ -6,8 +6,6 @@ serves. Only `store` changes rows.
 
 from __future__ import annotations
 
-import json
-import re
 from collections.abc import Callable, Iterable
 from datetime import datetime, timedelta
 from functools import reduce
@@ -19,19 +17,19 @@ from django.core.checks import CheckMessage
 from django.db import models
 from django.db.backends.base.base import BaseDatabaseWrapper
 from django.db.models import F, Q, Subquery, Value
-from django.db.models.functions import Coalesce, Length, Now, Replace, Right, StrIndex, Substr
+from django.db.models.functions import Coalesce, Now, Right
 from django.utils import timezone
 
 from ..core import queries
 from ..core.json import jsontext
 from ..core.lifecycle import State
-from ..core.payloads import is_storable
 from ..core.queries import Age, Pattern, Query, parse_query
 from .constraints import JOB_CONSTRAINT
 from .database import JobsManager, JobsModel
 from .fields import ExactCharField
 from .hooks import operations
 from .indexes import HotIndex, IndexWhereSet, PartialIndex, UniqueWhereSet, without_ignored_parts
+from .job_texts import has_args, has_message, has_text, has_word, text_conditions
 from .permissions import JOB_PERMISSIONS
 from .related_object import about_of
 
@@ -162,21 +160,28 @@ class JobQuerySet(models.QuerySet["Job"]):
 
         Searches the newest `among` jobs of the set only.
         """
-        return self.newest(among).filter(_has_args(jsontext.encode(operations().encode_args(args))))
+        return self.newest(among).filter(has_args(jsontext.encode(operations().encode_args(args))))
 
     def containing(self, *texts: str, among: int = queries.SEARCHED) -> Self:
         """Filter jobs by texts that their JSON, as it was sent, must all contain; case-sensitive.
 
         Searches the newest `among` jobs of the set only.
         """
-        return self.newest(among).filter(*map(_has_text, texts))
+        return self.newest(among).filter(*map(has_text, texts))
 
     def with_message(self, *texts: str, among: int = queries.SEARCHED) -> Self:
         """Filter jobs by texts that the message or traceback of their latest failure must all contain; case-sensitive.
 
         Searches the newest `among` jobs of the set only.
         """
-        return self.newest(among).filter(*map(_has_message, texts))
+        return self.newest(among).filter(*map(has_message, texts))
+
+    def with_words(self, *words: str, among: int = queries.SEARCHED) -> Self:
+        """Filter jobs by texts, each in their JSON without the jid, or in the message or traceback of a failure.
+
+        Searches the newest `among` jobs of the set only.
+        """
+        return self.newest(among).filter(*map(has_word, words))
 
     def newest(self, count: int) -> Self:
         """Keep the `count` newest jobs of this set, unordered. Bounds filters that no index serves."""
@@ -196,21 +201,22 @@ class JobQuerySet(models.QuerySet["Job"]):
     def matching(self, query: Query | str) -> Self:
         """Filter jobs that a query describes. Raises InvalidQuery for a text that is not a valid query."""
         parsed = parse_query(query) if isinstance(query, str) else query
-        jobs = self.in_state(*parsed.in_states) if parsed.in_states else self
-        for condition in _conditions(parsed):
-            jobs = jobs.filter(condition)
+        jobs = self.without_texts(parsed)
         # Last, so that `newest` counts jobs that match all other conditions.
-        if parsed.searches:
-            by_args = [] if parsed.args is None else [_has_args(parsed.args)]
-            by_message = map(_has_message, parsed.messages)
-            jobs = jobs.newest(parsed.among).filter(*by_args, *map(_has_text, parsed.texts), *by_message)
-        return jobs
+        return jobs.newest(parsed.among).filter(*text_conditions(parsed)) if parsed.searches else jobs
 
     def shown(self, query: Query | str) -> Self:
         """Apply `matching` for a page: a query that no index serves searches the `recent` jobs only."""
         parsed = parse_query(query) if isinstance(query, str) else query
-        jobs = self.matching(parsed)
-        return jobs if parsed.has_index else jobs.recent()
+        if parsed.has_index:
+            return self.matching(parsed)
+        # The texts of all recent jobs: another bound within this one would be searched for row by row.
+        return self.recent(max(RECENT, parsed.among)).without_texts(parsed).filter(*text_conditions(parsed))
+
+    def without_texts(self, query: Query) -> Self:
+        """Filter by all conditions of a query except those that search texts."""
+        jobs = self.in_state(*query.in_states) if query.in_states else self
+        return jobs.filter(*_conditions(query))
 
     def count_up_to(self, max_count: int) -> int:
         """Return the number of rows, capped at `max_count`, so that no large table is counted to its end."""
@@ -327,62 +333,6 @@ def _failed_with(patterns: Iterable[Pattern]) -> Q:
 
 
 _Equals: Callable[[Any, Any], Any] = models.lookups.Exact
-
-
-def _has_text(text: str) -> Q:
-    """Match a text exactly.
-
-    LIKE is fast but ignores case on SQLite; the position of the text is compared there exactly.
-    """
-    return Q(payload__contains=text) & _is_in("payload", text)
-
-
-def _is_in(column: Any, text: str) -> Q:
-    return Q(models.lookups.GreaterThan(StrIndex(column, Value(text)), 0))
-
-
-# Regular expressions that lead from the key to a character of its text. Lazy: the search ends at the first match.
-_ESCAPE = r"\\(?:u[0-9a-fA-F]{4}|[^u])"
-_PLAIN = r'[^"\\]*'
-_MESSAGE = rf'"message": ?"(?:{_PLAIN}{_ESCAPE})*?'
-_LINES = rf'"backtrace": ?\["(?:{_PLAIN}(?:{_ESCAPE}|", ?"))*?'
-_MAX_PATTERN = 4000
-"""Characters of a text that a pattern contains. PostgreSQL and SQLite refuse patterns of 50,000 characters."""
-
-
-def _has_message(text: str) -> Q:
-    """Match a text within the message or a line of the backtrace of the latest failure."""
-    verbatim, ascii_only = (json.dumps(text, ensure_ascii=is_ascii)[1:-1] for is_ascii in (False, True))
-    # The spelling of Go's encoder: failures that are imported from a Faktory server keep it.
-    by_go = verbatim.translate({ord(char): f"\\u{ord(char):04x}" for char in "<>&\u2028\u2029"})
-    return reduce(or_, map(_has_spelling, sorted({verbatim, ascii_only, by_go})))
-
-
-def _has_spelling(text: str) -> Q:
-    beginning = text[:_MAX_PATTERN]
-    # The fast conditions first. The second skips the members before the message, whose names are in every failure.
-    key = '"message":'
-    values = Substr("failure", StrIndex("failure", Value(key)) + len(key))
-    pattern = f"(?:{_MESSAGE}|{_LINES}){_PLAIN}{re.escape(beginning)}"
-    return Q(failure__contains=beginning) & _is_in(values, text) & Q(failure__regex=pattern)
-
-
-def _has_args(args: str) -> Q:
-    """Match the `args` member in the spellings of common JSON libraries: with or without spaces, escaped or not.
-
-    Leaves out jobs with further members of that name, in a keyword argument for example: a text cannot show which of
-    them has the arguments, and the jobs may be killed.
-    """
-    value, key = json.loads(args), '"args":'
-    key_chars = Length("payload") - Length(Replace("payload", Value(key), Value("")))
-    has_no_other_key = Q(_Equals(key_chars, len(key) * (1 + json.dumps(value, separators=(",", ":")).count(key))))
-    spellings = {
-        f'"args"{colon}{json.dumps(value, separators=marks, ensure_ascii=is_ascii)}'
-        for marks, colon in (((",", ":"), ":"), ((", ", ": "), ": "))
-        for is_ascii in (True, False)
-    } | {f'"args":{args}'}
-    # A lone surrogate can only be stored as an escape.
-    return reduce(or_, map(_has_text, sorted(filter(is_storable, spellings)))) & has_no_other_key
 
 
 _HAS_FAILED = Q(state__in=["retries", "dead", "discarded", "expired"])

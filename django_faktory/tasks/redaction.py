@@ -101,10 +101,17 @@ def is_redacted(jobtype: str, text: str) -> bool:
 def query_of(text: str) -> Query:
     """Parse a user's query. Raises InvalidQuery, also for a query that would reveal redacted arguments."""
     query = parse_query(text)
+    refuse_to_reveal(query)
+    return query
+
+
+def refuse_to_reveal(query: Query) -> None:
+    """Raise InvalidQuery for a query that would reveal redacted arguments."""
     # Matches of guessed texts would reveal an argument letter by letter.
     if query.searches_arguments and is_on():
-        raise InvalidQuery("args, text: expected a query that looks into no arguments: FAKTORY['REDACT'] hides them")
-    return query
+        raise InvalidQuery(
+            "args, text, word: expected a query that looks into no arguments: FAKTORY['REDACT'] hides them"
+        )
 
 
 def describe_value(value: object) -> str:

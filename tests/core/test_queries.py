@@ -44,6 +44,7 @@ queries = st.builds(
     failed_after=ages,
     texts=names,
     messages=names,
+    words=names,
     among=st.integers(1, 10**7),
 )
 
@@ -52,7 +53,7 @@ def test_every_query_key_is_parsed():
     query = parse_query(
         "state:dead,retries queue:mail task:shop.* error:Timeout about:shop.order/42 batch:b-1 jid:12345678 older:2d "
         "newer:1w2h failed_before:2026-11-28 failed_after:2026-11-27T14:30:00Z "
-        'args:[42, "x y"] text:"a b",c message:declined among:500'
+        'args:[42, "x y"] text:"a b",c message:declined word:4711 among:500'
     )
     assert query == Query(
         states=(State.DEAD, State.RETRIES),
@@ -69,6 +70,7 @@ def test_every_query_key_is_parsed():
         args='[42,"x y"]',
         texts=("a b", "c"),
         messages=("declined",),
+        words=("4711",),
         among=500,
     )
     assert all(f"{key}:" in str(query) for key in KEYS)
@@ -114,6 +116,9 @@ def test_a_quoted_star_is_matched_literally():
         ("state:", "state: expected a value, got nothing"),
         ("state:dead,", "state: expected a value, got nothing"),
         ("foo", "expected key:value, a state or a jid, got foo; keys: state,"),
+        ('"card is declined"', "expected key:value, a state or a jid, got card is declined; keys: state,"),
+        ("dead 4711", "expected key:value, a state or a jid, got 4711; keys: state,"),
+        ("a " * 30, "word: expected at most 20 values"),
         ('queue:"mail', 'queue: expected a value, got "mail'),
         ('queue:"mail"x', "expected a space before x"),
         ('queue:"\\x"', "queue: expected a string in double quotes"),

@@ -203,10 +203,11 @@ def test_recent_selects_from_the_last_rows_before_other_filters():
 @pytest.mark.parametrize(
     ("query", "is_bounded"),
     [
-        ("", True),
+        ("", False),
         ("queue:mail", True),
         ("task:x older:1s", True),
-        ("text:x", True),
+        ("text:x", False),
+        ("queue:mail text:x", True),
         ("succeeded queue:mail", True),
         ("state:dead,succeeded task:x", True),
         ("succeeded", False),

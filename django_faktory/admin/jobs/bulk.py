@@ -18,15 +18,14 @@ from django.utils.translation import gettext
 from msgspec import structs
 
 from ... import conf
-from ...core.lifecycle import FAILED, State
+from ...core.lifecycle import State
 from ...core.payloads import is_storable
-from ...core.queries import MAX_VALUES, Pattern, Query, parse_query
+from ...core.queries import Pattern, Query, parse_query
 from ...errors import InvalidQuery
 from ...models import Job, JobQuerySet
-from ...models.job import LAST, RECENT
-from ...operations import bulk, error_groups, task_names
+from ...models.job import RECENT
+from ...operations import bulk, error_groups, searches
 from ...operations.error_groups import ErrorKind
-from ...tasks.redaction import query_of
 from ..base import LowerBound
 from . import actions
 
@@ -37,8 +36,6 @@ MAX_WORK_S = 1.0
 COUNTED = 10_000
 # Own salt: other signed texts of the site are not accepted as a run.
 SALT = "django_faktory.bulk_run"
-MIN_JID_BEGINNING = 6
-"""Characters from which a word counts as the beginning of a job ID."""
 MAX_AGE_S = 86_400
 
 
@@ -120,47 +117,8 @@ def build_query(params: Mapping[str, Any], search: Query | None = None) -> Query
 
 
 def parse_search(text: str) -> Query:
-    """Parse search text: a query, one word, or words of an error's message.
-
-    A word is a job ID or its beginning, the last part of a task's name, the beginning of a task's name, an error, or
-    part of an error's message.
-    """
-    word, using = text.strip(), conf.get("DATABASE")
-    if not word:
-        return Query()
-    if ":" in word or '"' in word or not set(State).isdisjoint(word.split()):
-        return task_names.expand_short_names(query_of(text), using=using)
-    return Query(states=FAILED, messages=(word,)) if " " in word else _parse_word(word, using)
-
-
-def _parse_word(word: str, using: str) -> Query:
-    jobs = Job.objects.using(using)
-    # The jid first: it is the only exact match.
-    if jids := _find_jids(jobs, word):
-        return Query(jids=jids)
-    by_last_part = task_names.expand_short_names(Query(tasks=(Pattern(word),)), using=using)
-    if by_last_part.tasks != (Pattern(word),):
-        return by_last_part
-    # Among recent jobs only: no index serves a look-up of the beginning of a task in all states.
-    if _has_rows(jobs.recent(RECENT).task(f"{word.rstrip('*')}*")):
-        return Query(tasks=(Pattern(word.rstrip("*"), is_prefix=True),))
-    error = Query(errors=(Pattern(word.rstrip("*"), is_prefix=word.endswith("*")),))
-    # The list of an error shows recent jobs only too.
-    is_error = _has_rows(jobs.recent(RECENT).in_state(*FAILED).matching(error))
-    return error if is_error else Query(states=FAILED, messages=(word,))
-
-
-def _has_rows(recent_jobs: JobQuerySet) -> bool:
-    # Not exists(): without an order PostgreSQL looks for the first row from the beginning of the table.
-    return bool(recent_jobs.order_by("-pk").values_list("pk", flat=True)[:1])
-
-
-def _find_jids(jobs: JobQuerySet, word: str) -> tuple[str, ...]:
-    if jobs.filter(jid=word).exists():
-        return (word,)
-    if len(word) < MIN_JID_BEGINNING:
-        return ()
-    return tuple(jobs.filter(jid__gte=word, jid__lt=word + LAST).values_list("jid", flat=True)[:MAX_VALUES])
+    """Parse the text of the search box. Raises InvalidQuery."""
+    return searches.parse_search(text, using=conf.get("DATABASE"))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

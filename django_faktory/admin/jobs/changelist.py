@@ -10,12 +10,16 @@ from django.http import HttpRequest, HttpResponse, HttpResponseRedirect
 from django.utils.html import format_html, format_html_join
 from django.utils.translation import gettext, ngettext, pgettext
 from django.utils.translation import gettext_lazy as _
+from msgspec import structs
 
 from ... import conf
-from ...core.lifecycle import State
+from ...core import queries
+from ...core.lifecycle import FAILED, State
+from ...core.queries import Query
 from ...errors import InvalidQuery
 from ...models import Job, JobQuerySet, Queue
-from ...operations import task_names
+from ...operations import searches, task_names
+from ...tasks import redaction
 from ..base import CappedPaginator
 from ..formats import StrOrPromise, error_text, event_time_of, format_number, render_time
 from ..history import log_action
@@ -84,8 +88,8 @@ class JobAdmin(JobViews, RunViews, ErrorViews, BulkViews):
     # Django shows a search box only with search_fields; `get_search_results` ignores them.
     search_fields = ("jid",)
     search_help_text = _(
-        "A query, such as: error:Timeout task:shop.* queue:mail older:2d about:shop.order/42 text:word. "
-        "Or a job ID or its beginning, a task, an error, or words of its message."
+        "A query, such as: error:Timeout task:shop.* queue:mail failed_after:2h about:shop.order/42. "
+        "Or a job ID or its beginning, a task, a queue, an error, or words of arguments and error messages."
     )
     ordering = ("-id",)
     # No index serves a sort by a column of the list, and the table can be large.
@@ -102,30 +106,29 @@ class JobAdmin(JobViews, RunViews, ErrorViews, BulkViews):
         if not isinstance(queryset, JobQuerySet):
             return queryset, False
         try:
-            search = bulk.parse_search(search_term)
-            jobs = queryset.matching(search) if search_term else queryset
-            query = bulk.build_query(request.GET, search)
+            query = bulk.build_query(request.GET, bulk.parse_search(search_term))
         except InvalidQuery as error:
             self.message_user(request, error_text(error), messages.ERROR)
             # Not all jobs: a bulk action could follow on a list that the query did not restrict.
             return queryset.none(), False
-        jobs = jobs if query.is_empty or query.has_index else jobs.recent()
-        return jobs.order_by(*query.order), False
+        request.faktory_query = query  # type: ignore[attr-defined]  # for `changelist_view`, which renders the list
+        return queryset.shown(query).order_by(*query.order), False
 
     def _suggest(self, request: HttpRequest, search_term: str) -> None:
-        """Offer searches for tasks with a similar name, after a search that found nothing."""
+        """Offer searches for tasks with a similar name, or for single words, after a search that found nothing."""
         word = search_term.strip().removeprefix("task:").strip('"')
-        if not word or " " in word or ":" in word:
+        if not word or ":" in word:
             return
-        similar = task_names.find_similar(word, using=conf.get("DATABASE"))
-        links = [(jobs_link(q=f'task:"{name}"'), name) for name in similar if name != word]
+        if " " in word:
+            offer = gettext("No jobs with all of these words. Search for one of them: {words}")
+            links = [(jobs_link(q=part), part) for part in word.split()]
+        else:
+            offer = gettext("No matching jobs. Did you mean the task {tasks}?")
+            similar = task_names.find_similar(word, using=conf.get("DATABASE"))
+            links = [(jobs_link(q=f'task:"{name}"'), name) for name in similar if name != word]
         if links:
-            offer = format_html_join(", ", '<a href="{}">{}</a>', links)
-            self.message_user(
-                request,
-                format_html(gettext("No matching jobs. Did you mean the task {tasks}?"), tasks=offer),
-                messages.INFO,
-            )
+            words = format_html_join(", ", '<a href="{}">{}</a>', links)
+            self.message_user(request, format_html(offer, words=words, tasks=words), messages.INFO)
 
     def changelist_view(self, request: HttpRequest, extra_context: dict[str, Any] | None = None) -> HttpResponse:
         """Render the list with its tabs and the actions on all matching jobs."""
@@ -153,9 +156,35 @@ class JobAdmin(JobViews, RunViews, ErrorViews, BulkViews):
         # The list has counted its rows. Another query could read the whole table: PostgreSQL does not use the primary
         # key for `LIMIT 1` of a search that it expects to match many rows.
         change_list = (getattr(response, "context_data", None) or {}).get("cl")
-        if change_list is not None and change_list.query and not change_list.result_count:
-            self._suggest(request, change_list.query)
+        query = getattr(request, "faktory_query", None)
+        if change_list is not None and query is not None:
+            response.context_data |= self._describe_search(request, query, change_list.query)
+            if change_list.query and not change_list.result_count:
+                self._suggest(request, change_list.query)
         return response
+
+    def _describe_search(self, request: HttpRequest, query: Query, text: str) -> dict[str, Any]:
+        """Return how the search was read and how far it looked, with links to wider searches."""
+        words = tuple(word for word, _ in queries.parse_words(text)[1])
+        context: dict[str, Any] = {"read_as": str(query) if words else ""}
+        if words and not redaction.is_on() and not query.words:
+            context["words_url"] = jobs_link(q=str(Query(words=words)))
+        coverage = searches.read_coverage(query, using=conf.get("DATABASE"))
+        # That a list without a search looked at every job goes without saying.
+        if coverage is None or (coverage.is_complete and not query.searches):
+            return context
+        context |= {"coverage": coverage, "hides_arguments": bool(words) and redaction.is_on()}
+        context["searched"] = format_number(coverage.searched)
+        context["total"] = f"{format_number(coverage.total)}{'+' if coverage.is_more else ''}"
+        context["wider"] = format_number(coverage.wider.among)
+        if not coverage.is_complete:
+            # The state is a tab, which the link keeps.
+            tab = {"state": request.GET["state"]} if request.GET.get("state") else {}
+            wider = structs.replace(coverage.wider, states=()) if tab else coverage.wider
+            context["wider_url"] = jobs_link(q=str(wider), **tab)
+            if not query.in_states:
+                context["failed_url"] = jobs_link(q=str(structs.replace(query, states=FAILED)))
+        return context
 
     @admin.display(description=_("state"))
     def marked_state(self, job: Job) -> str:

@@ -19,7 +19,7 @@ from .base import Resource, get_alias
 from .described import describe, describe_action
 from .filters import BatchFilter
 from .journal import record_change
-from .paging import NewestFirst
+from .paging import LatestFirst, NewestFirst
 
 
 @extend_schema_view(
@@ -56,7 +56,9 @@ class Batches(ListModelMixin, RetrieveModelMixin, Resource):
         responses=answers.JobSummarySerializer(many=True),
         filters=False,
     )
-    @action(detail=True, serializer_class=answers.JobSummarySerializer, filterset_class=None)
+    @action(
+        detail=True, serializer_class=answers.JobSummarySerializer, filterset_class=None, pagination_class=LatestFirst
+    )
     def members(self, request: Request, **_: Any) -> Response:  # noqa: ARG002
         """Return the members of the batch, newest first. Needs permission to view jobs."""
         jobs = Job.objects.using(get_alias()).batch(self.get_object().bid).only(*SHORT)

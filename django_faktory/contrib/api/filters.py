@@ -16,6 +16,7 @@ from msgspec.structs import replace
 from ...core.queries import MAX_TEXT, Query
 from ...errors import InvalidQuery
 from ...models import Batch, CronEntry, Job, WorkerProcess
+from ...operations import searches
 from ...store.batches import tree
 from ...tasks.redaction import query_of
 
@@ -44,7 +45,7 @@ class JobFilter(FilterSet):
     """Filter jobs by a query, by single words of it, or both; all conditions must match."""
 
     # Plain texts without choices: `core.queries` checks the words and names the position of an error.
-    query = _word("A query, such as `dead queue:mail error:Timeout older:2d`.")
+    query = _word("A query, such as `dead queue:mail error:Timeout older:2d`, or words of arguments and messages.")
     state = _word("In this state, or in one of several: `dead,retries`.")
     queue = _word("In this queue; `mail.*` matches a prefix, commas separate several queues.")
     task = _word("Of the task with this jobtype; same syntax as queue.")
@@ -62,17 +63,18 @@ class JobFilter(FilterSet):
 
     def filter_queryset(self, queryset: Any) -> Any:
         """Return the jobs that match all parameters. Raises InvalidQuery with the parameter's name."""
-        query = build_query(self.form.cleaned_data)
+        query = build_query(self.form.cleaned_data, using=queryset.db)
+        self.request.faktory_query = query  # for the page, which says how far the list looked
         return queryset.shown(query).order_by(*query.order)
 
 
-def build_query(values: dict[str, Any]) -> Query:
+def build_query(values: dict[str, Any], *, using: str) -> Query:
     """Combine all parameters into one query. Raises InvalidQuery if `query` and a parameter set the same field."""
-    query = _parse("query", values.get("query") or "")
+    query = _parse("query", values.get("query") or "", using=using)
     for parameter, field in _FIELDS.items():
         if not values.get(parameter):
             continue
-        parsed = _parse(parameter, values[parameter])
+        parsed = _parse(parameter, values[parameter], using=using)
         # It would not be obvious how two values combine: both, either, or the last one.
         if getattr(query, field) not in ((), None):
             raise _invalid_query(parameter, f"{parameter}: also in query; give it once")
@@ -80,10 +82,10 @@ def build_query(values: dict[str, Any]) -> Query:
     return query
 
 
-def _parse(parameter: str, text: str) -> Query:
+def _parse(parameter: str, text: str, *, using: str) -> Query:
     prefix = "" if parameter == "query" else f"{parameter}:"
     try:
-        query = query_of(prefix + text)
+        query = query_of(prefix + text) if prefix else searches.parse_search(text, using=using)
     except InvalidQuery as error:
         # The position refers to the client's value, without the prefix added above.
         at = None if error.at is None else max(0, error.at - len(prefix))

@@ -14,8 +14,22 @@ from django.db.models import Q
 from rest_framework.exceptions import ValidationError
 from rest_framework.pagination import Cursor, CursorPagination
 from rest_framework.request import Request
+from rest_framework.response import Response
+
+from ...operations import searches
+from .base import get_alias
 
 MAX_PAGE_SIZE = 200
+_SEARCHED = {
+    "type": ["object", "null"],
+    "description": "How many jobs the list looked at, the newest ones; null: all, by an index. `among:` widens it.",
+    "required": ["jobs", "of", "is_more"],
+    "properties": {
+        "jobs": {"type": "integer", "description": "Jobs that were searched."},
+        "of": {"type": "integer", "description": "Jobs that there are."},
+        "is_more": {"type": "boolean", "description": "Whether there are more than `of`."},
+    },
+}
 
 
 class _ByCursor(CursorPagination):
@@ -74,6 +88,21 @@ class LatestFirst(NewestFirst):
     def paginate_queryset(self, queryset: Any, request: Request, view: Any = None) -> Any:
         """Return the rows of the page."""
         return super().paginate_queryset(_Rows(queryset), request, view)
+
+    def get_paginated_response(self, data: Any) -> Response:
+        """Return the page, with how far the list looked."""
+        response = super().get_paginated_response(data)
+        query = getattr(self.request, "faktory_query", None)  # members of a batch are found by their index
+        coverage = query and searches.read_coverage(query, using=get_alias())
+        response.data["searched"] = coverage and coverage.document
+        return response
+
+    def get_paginated_response_schema(self, schema: Any) -> Any:
+        """Return the schema with the member that `get_paginated_response` adds."""
+        response_schema = super().get_paginated_response_schema(schema)
+        response_schema["properties"]["searched"] = _SEARCHED
+        response_schema["required"] = [*response_schema["required"], "searched"]
+        return response_schema
 
     def _get_position_from_instance(self, instance: Any, ordering: Any) -> Any:
         return "/".join(str(getattr(instance, column.lstrip("-"))) for column in ordering)

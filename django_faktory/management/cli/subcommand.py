@@ -16,7 +16,7 @@ from ...core.lifecycle import State
 from ...core.queries import Query
 from ...core.suggestions import suggest
 from ...errors import FaktoryError
-from ...operations import task_names
+from ...operations import searches, task_names
 from ...tasks.base import import_tasks
 from ...tasks.redaction import query_of
 from .screen import Screen
@@ -63,10 +63,19 @@ class Invocation:
         if not self.options["yes"] and not self.screen.confirm(question):
             raise Unsupported(f"{self.name}: aborted; add --yes to skip the question")
 
+    def parse_search(self) -> Query:
+        """Parse a query whose words without a key may be any part of a job. Raises InvalidQuery, Unsupported."""
+        import_tasks()
+        return searches.parse_search(self._query_text, using=self.require_alias())
+
+    @property
+    def _query_text(self) -> str:
+        # The shell has split an unquoted query into several arguments.
+        return " ".join(self.options["query"])
+
     def parse_query(self) -> Query:
         """Parse the query of the command line. Raises InvalidQuery."""
-        # The shell has split an unquoted query into several arguments.
-        query = query_of(" ".join(self.options["query"]))
+        query = query_of(self._query_text)
         if query.tasks:
             import_tasks()
         return query if self.alias is None else task_names.expand_short_names(query, using=self.alias)
@@ -99,9 +108,9 @@ def require_known(call: Invocation, kind: str, names: Iterable[str], known: Iter
 
 def note_unknown_names(call: Invocation, query: Query) -> None:
     """Print the unknown names of a query that found no job, to stderr."""
-    for jid in query.jids:  # the misspelled name of a state may have the form of a jid
-        if hint := suggest(jid, State):
-            call.screen.note(f"no job has the ID {jid}{hint}")
+    for word in (*query.jids, *query.words):
+        if hint := suggest(word, State):
+            call.screen.note(f"no job has the {'ID' if word in query.jids else 'text'} {word}{hint}")
     queues = [pattern.text for pattern in query.queues if not pattern.is_prefix]
     tasks = [pattern.text for pattern in query.tasks if not pattern.is_prefix]
     if queues:

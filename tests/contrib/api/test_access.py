@@ -210,6 +210,7 @@ TERMS = {
     "args": "args:[1]",
     "texts": "text:x",
     "messages": "message:x",
+    "words": "word:x",
     "among": "dead among:10",
 }
 """A query with each field."""

@@ -149,7 +149,7 @@ def test_an_unknown_job_is_not_found(as_root, jid):
 
 def test_a_single_job_is_returned_regardless_of_its_age(as_root, monkeypatch):
     """Lists without an index show recent jobs only; this must not apply to a single job."""
-    monkeypatch.setattr(JobQuerySet, "recent", lambda self: self.none())
+    monkeypatch.setattr(JobQuerySet, "recent", lambda self, count=0: self.none())
     job = job_in("succeeded")
     assert as_root("GET", f"jobs/{job.jid}/").status == 200
     assert as_root("GET", "jobs/", queue="default").data["results"] == []

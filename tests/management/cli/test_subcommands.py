@@ -73,6 +73,7 @@ def test_jobs_lists_jobs_that_match_the_query_newest_first(asked, faktory):
         "query": "state:dead queue:mail",
         "count": 3,
         "is_more": False,
+        "searched": None,
     }
     lines = faktory("jobs", "dead", "queue:mail").out.splitlines()
     assert lines[0].split() == ["JID", "TASK", "STATE", "QUEUE", "WHEN", "FAILURES", "ERROR", "ABOUT"]

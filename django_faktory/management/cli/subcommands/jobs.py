@@ -16,9 +16,9 @@ from ....core.payloads import DEFAULT_QUEUE, queue_name, rfc3339
 from ....core.queries import parse_seconds
 from ....errors import FaktoryError, InvalidPayload, UnknownJobType
 from ....models import Job, JobQuerySet
-from ....models.job import RECENT
-from ....operations import error_groups, task_names
+from ....operations import error_groups, searches, task_names
 from ....operations.edit import call_of
+from ....operations.searches import Coverage
 from ....operations.serializers import SHORT, Verbatim, job_of, whole_job_of
 from ....tasks import base, redaction
 from ....tasks.external import push
@@ -51,13 +51,16 @@ def _jobs_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def _jobs(call: Invocation) -> int:
-    query, screen = call.parse_query(), call.screen
-    jobs = Job.objects.using(call.require_alias()).shown(query)
+    query, screen, using = call.parse_search(), call.screen, call.require_alias()
+    jobs = Job.objects.using(using).shown(query)
+    coverage = searches.read_coverage(query, using=using)
+    searched = coverage and coverage.document
     if call.options["count"]:
         count = jobs.count_up_to(COUNTED)
         is_more = count == COUNTED
-        document = {"query": str(query), "count": count, "is_more": is_more}
+        document = {"query": str(query), "count": count, "is_more": is_more, "searched": searched}
         screen.result(document, f"{count}{' or more' if is_more else ''}")
+        _note_coverage(screen, coverage)
         return OK
     limit = call.options["limit"]
     # A terminal shows the texts of a job if it is wide enough.
@@ -67,14 +70,15 @@ def _jobs(call: Invocation) -> int:
     rows = list(selected.order_by(*query.order)[: limit + 1])
     documents = [job_of(job) | (_texts_of(job) if is_long else {}) for job in rows[:limit]]
     screen.listing(
-        {"query": str(query), "jobs": documents, "is_more": len(rows) > limit},
+        {"query": str(query), "jobs": documents, "is_more": len(rows) > limit, "searched": searched},
         _columns(is_long=is_long, is_wanted=call.options["long"]),
         map(_line, documents, rows),
         if_more=f"showing the latest {limit}; use --limit for more",
     )
     if not rows and not screen.is_json:
-        screen.note(f"no matching jobs (searched the latest {RECENT:,}, or the given states)")
+        screen.note("no matching jobs")
         note_unknown_names(call, query)
+    _note_coverage(screen, coverage)
     return OK
 
 
@@ -92,6 +96,16 @@ def _columns(*, is_long: bool, is_wanted: bool) -> list[Column]:
     ]
     texts = (Column("ARGUMENTS", 2 if is_wanted else 6), Column("MESSAGE", 2 if is_wanted else 7))
     return [*columns, *(texts if is_long else ())]
+
+
+def _note_coverage(screen: Screen, coverage: Coverage | None) -> None:
+    if coverage is None or coverage.is_complete or screen.is_json:
+        return
+    more = " or more" if coverage.is_more else ""
+    screen.note(
+        f"searched the newest {coverage.searched:,} of {coverage.total:,}{more} jobs; "
+        f"add among:{coverage.wider.among} to search more"
+    )
 
 
 def _line(job: dict[str, Any], row: Any) -> tuple[object, ...]:
