@@ -89,7 +89,7 @@ def check_tasks_setting(**_: Any) -> list[CheckMessage]:
 @register
 def check_database_options(**_: Any) -> list[CheckMessage]:
     """Check the options of the database that stores the jobs."""
-    connection = _job_database()
+    connection = job_database()
     if connection is None:
         return []
     options = connection.settings_dict.get("OPTIONS", {})
@@ -108,7 +108,7 @@ def check_connections(**_: Any) -> list[CheckMessage]:
         outboxes = [alias for alias in conf.outbox() if alias in connections]
     except (ImproperlyConfigured, TypeError):  # reported by other checks
         outboxes = []
-    connection = _job_database()
+    connection = job_database()
     aliases = dict.fromkeys([*([connection.alias] if connection else []), *outboxes])
     messages = [message for alias in aliases for message in _check_autocommit(connections[alias])]
     return [*messages, *_check_isolation_option(connection), *_check_cursor(connection)] if connection else messages
@@ -121,7 +121,7 @@ def check_isolation(databases: Sequence[str] | None = None, **_: Any) -> list[Ch
     PostgreSQL uses this level even if OPTIONS names another one: OPTIONS applies to transactions that the driver
     begins, and a statement in autocommit is not part of one.
     """
-    connection = _job_database()
+    connection = job_database()
     # A forbidden level in OPTIONS is reported by check_connections, so it is not reported twice.
     if connection is None or connection.alias not in (databases or ()) or _check_isolation_option(connection):
         return []
@@ -149,7 +149,7 @@ def check_database_version(databases: Sequence[str] | None = None, **_: Any) -> 
 
     Queries the server, so it runs only for the databases that Django passes.
     """
-    connection = _job_database()
+    connection = job_database()
     if connection is None or connection.alias not in (databases or ()):
         return []
     name = "mariadb" if getattr(connection, "mysql_is_mariadb", False) else connection.vendor
@@ -271,7 +271,7 @@ def _check_environment() -> Iterable[CheckMessage]:
             yield Error(str(error), id="django_faktory.E005")
 
 
-def _job_database() -> BaseDatabaseWrapper | None:
+def job_database() -> BaseDatabaseWrapper | None:
     """Return the connection of the database that stores the jobs.
 
     None if jobs are stored on a remote server, or if the settings are invalid.
