@@ -246,6 +246,10 @@ class InvalidArgument(Kill):
     """An argument's reference cannot be decoded (`docs/arguments.md`). A retry would fail the same way."""
 
 
+class InvalidResult(Kill):
+    """The database refuses a task's result. A retry would fail the same way."""
+
+
 # A kind of discard: a job that a person cancelled is neither retried nor kept among the dead.
 class Cancelled(Discard):
     """The job was cancelled while it ran."""

@@ -12,7 +12,7 @@ from datetime import datetime
 from functools import partial
 from typing import Any
 
-from django.db import DatabaseError, Error, OperationalError, connections, transaction
+from django.db import DatabaseError, Error, connections, transaction
 
 from ..core.histograms import Recorder
 from ..core.in_flight import InFlightExchange
@@ -34,11 +34,12 @@ from ..core.payloads import (
     Tracked,
     TrackUpdate,
     WorkerIdentity,
+    failure,
 )
-from ..errors import BrokerUnavailable, EndRolledBack, FaktoryError, InvalidPayload
+from ..errors import BrokerUnavailable, EndRolledBack, FaktoryError, InvalidPayload, InvalidResult
 from ..store import notifier, queues, workers
 from ..store.batches import batches, counters
-from ..store.database_errors import first_line, is_collision
+from ..store.database_errors import ErrorKind, first_line, is_collision, kind_of, refused_data
 from ..store.dialects import dialect_of
 from ..store.jobs import (
     acknowledgements,
@@ -146,18 +147,27 @@ class OrmBroker(Broker):
             return acknowledgements.ack_last(
                 ack, job, using=self.alias, now=self.clock(), on_finished=self._metrics.ended
             )
-        except OperationalError as error:
+        except InvalidPayload as error:
+            raise invalid_result(error) from error
+        except (Error, UnicodeEncodeError) as error:
+            kind = kind_of(error)
+            if kind is ErrorKind.DATA:
+                raise invalid_result(refused_data(error)) from error
             # Not an error of the task: its worker reports an interruption, which uses no attempt.
-            if not is_collision(error):
-                raise
-            raise EndRolledBack(first_line(error)) from error
+            if kind is ErrorKind.COLLISION:
+                raise EndRolledBack(first_line(error)) from error
+            raise
 
     def _keep_last_log(self, ack: Ack) -> None:
         """Store the log lines of an atomic task in its transaction; an error here must not undo the task."""
         try:
-            with transaction.atomic(using=self.alias):  # a savepoint
-                self.keep_logs([ack])
-        except DatabaseError as error:
+            try:
+                with transaction.atomic(using=self.alias):  # a savepoint
+                    self.keep_logs([ack])
+            except InvalidPayload:
+                with transaction.atomic(using=self.alias):
+                    self.keep_logs([run_logs.with_log_in_ascii(ack)])
+        except (DatabaseError, InvalidPayload) as error:
             if is_collision(error):  # it may have rolled back the whole transaction
                 raise
             logger.warning("log lines could not be stored jids=%s error=%s", ack.jid, first_line(error))
@@ -203,6 +213,7 @@ class OrmBroker(Broker):
         dialect, context = dialect_of(connections[self.alias]), self._build_claim_context(requests)
         work = exchanges.Exchange(stored, acks, requests, context, self._metrics.ended, dialect=dialect)
         pushed, acked, fetched = exchanges.execute(work)
+        acked = self._fail_refused(acks, acked)
         self._notify_after_commit(stored)
         self._metrics.started(fetched)
         return ExchangeReply(_merge_answers(refused, pushed) if refused else pushed, acked, fetched)
@@ -321,7 +332,41 @@ class OrmBroker(Broker):
             self._announce(self.alias, {ANY_QUEUE})
 
     def ack(self, acks: Sequence[Ack]) -> list[FaktoryError | bool]:
-        return acknowledgements.ack(acks, using=self.alias, now=self.clock(), on_finished=self._metrics.ended)
+        answers = acknowledgements.ack(acks, using=self.alias, now=self.clock(), on_finished=self._metrics.ended)
+        return self._fail_refused(acks, answers)
+
+    def _fail_refused(
+        self, acks: Sequence[Ack], answers: Sequence[FaktoryError | bool]
+    ) -> Sequence[FaktoryError | bool]:
+        """End the jobs whose results the database refuses: they fail with the reason, and never run again."""
+        refused = {
+            ack.jid: invalid_result(answer)
+            for ack, answer in zip(acks, answers, strict=True)
+            if isinstance(answer, InvalidPayload)
+        }
+        if not refused:
+            return answers
+        reports = [
+            failure(
+                jid=ack.jid,
+                wid=ack.wid,
+                attempt=ack.attempt,
+                errtype=InvalidResult.__name__,
+                message=str(refused[ack.jid]),
+                verdict="kill",
+            )
+            for ack in acks
+            if ack.jid in refused
+        ]
+        try:
+            failed = self.fail(reports)
+        except BrokerUnavailable as error:  # the other jobs have ended: only these reports are sent again
+            return [error if ack.jid in refused else answer for ack, answer in zip(acks, answers, strict=True)]
+        ended = {report.jid for report, answer in zip(reports, failed, strict=True) if answer is True}
+        return [
+            answer if ack.jid not in refused else ack.jid in ended and refused[ack.jid]
+            for ack, answer in zip(acks, answers, strict=True)
+        ]
 
     def fail(self, failures_: Sequence[Failure]) -> list[FaktoryError | bool]:
         return failures.fail(
@@ -468,6 +513,11 @@ class OrmBroker(Broker):
 
     def close(self) -> None:
         connections[self.alias].close()
+
+
+def invalid_result(error: InvalidPayload) -> InvalidResult:
+    """Return the error of a job whose result the database refuses."""
+    return InvalidResult(f"the result was not stored: {str(error).removeprefix('invalid payload: ')}")
 
 
 def _database_time() -> None:

@@ -483,6 +483,27 @@ def cut(text: str, max_bytes: int) -> str:
     return raw[:max_bytes].decode("utf-8", "ignore")
 
 
+def in_ascii(text: str) -> str:
+    """Return the text with escapes for all other characters, so that a database of any encoding can store it."""
+    return text if text.isascii() else text.encode("ascii", "backslashreplace").decode()
+
+
+def failure_in_ascii(report: Failure) -> Failure:
+    """Return the report with its texts in ASCII."""
+    return failure(
+        jid=report.jid,
+        wid=report.wid,
+        attempt=report.attempt,
+        errtype=in_ascii(report.errtype),
+        message=in_ascii(report.message),
+        backtrace=[*map(in_ascii, report.backtrace)],
+        retry_in_s=report.retry_in_s,
+        verdict=report.verdict,
+        log=[*map(in_ascii, report.log)],
+        release=in_ascii(report.release),
+    )
+
+
 def is_storable(text: str) -> bool:
     """Return True if a database can store this text: no NUL, no lone surrogate.
 

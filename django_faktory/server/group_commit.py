@@ -273,7 +273,8 @@ class CommitQueue(Generic[Item, Answer]):
         except Exception as error:  # one bad command must not fail the other commands of the set, nor end the thread
             self._reset()
             if len(items) > 1:
-                return [answer for item in items for answer in self._answers([item], partial(self._execute, [item]))]
+                parts = items[: len(items) // 2], items[len(items) // 2 :]
+                return [answer for part in parts for answer in self._answers(part, partial(self._execute, part))]
             if isinstance(error, FaktoryError):
                 return [error]
             logger.exception("command failed item=%s", _describe(items[0]))

@@ -8,18 +8,22 @@ from __future__ import annotations
 
 from collections.abc import Collection, Mapping, Sequence
 from datetime import datetime, timedelta
+from functools import partial
 from typing import NamedTuple
 
 import msgspec
 from django.db.backends.base.base import BaseDatabaseWrapper
 
-from ..core.payloads import JobPayload
+from ..core.payloads import JobPayload, in_ascii
+from ..errors import InvalidPayload
 from ..models import OutboxEntry
 from .dialects import clock_of
 from .transactions import run
 
 CHUNK = 500
 LEASE_S = 30.0
+MAX_ERROR = 1000
+"""Characters of the error that is stored if the database refuses the whole of it."""
 
 _encoder = msgspec.json.Encoder()
 _decoder = msgspec.json.Decoder(JobPayload)
@@ -74,14 +78,18 @@ def settle(
     Refused rows are not leased again until a person clears the error.
     """
 
-    def verb(_: BaseDatabaseWrapper) -> None:
+    def verb(_: BaseDatabaseWrapper, refused: Mapping[int, str] = refused or {}) -> None:
         entries = OutboxEntry.objects.using(using)
         entries.filter(pk__in=done).delete()
         entries.filter(pk__in=free).update(leased_until=None)
-        for pk, error in (refused or {}).items():
+        for pk, error in refused.items():
             entries.filter(pk=pk).update(leased_until=None, error=error)
 
-    run(using, verb)
+    try:
+        run(using, verb)
+    except InvalidPayload:  # the error quotes the target, or the job
+        in_short = {pk: in_ascii(error)[:MAX_ERROR] for pk, error in (refused or {}).items()}
+        run(using, partial(verb, refused=in_short))
 
 
 def _decode(text: str) -> JobPayload | None:

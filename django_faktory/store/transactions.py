@@ -20,7 +20,7 @@ from django.db import Error, connections, transaction
 from django.db.backends.base.base import BaseDatabaseWrapper
 
 from ..core.logs import get_logger
-from ..errors import BrokerUnavailable, LockTimeout
+from ..errors import BrokerUnavailable, InvalidPayload, LockTimeout
 from . import sharing
 from .database_errors import (
     DEADLOCKS,
@@ -117,13 +117,14 @@ def run(
     if connection.in_atomic_block:
         # No retry: a failed statement has aborted the caller's transaction, or its earlier statements would be lost.
         try:
-            return verb(connection)
+            with dialect_of(connection).bounded_statements(connection):
+                return verb(connection)
         except (Error, UnicodeEncodeError) as error:
             _raise_refused_data(error)
             raise
     for attempt in range(1, DEADLOCK_ATTEMPTS + 1):
         try:
-            with limit_attempt(connection):
+            with limit_attempt(connection), dialect_of(connection).bounded_statements(connection):
                 result = _execute_verb(connection, verb, atomic=atomic, writes=writes, snapshot=snapshot)
         except (Error, UnicodeEncodeError) as error:
             _raise_unless_retried(connection, error, attempt, raises_lock_timeout=raises_lock_timeout)
@@ -133,6 +134,29 @@ def run(
         # Random, so that two transactions that collided do not meet again; up to 10 ms, doubled each time.
         time.sleep(random.uniform(0, min(max_pause_s, 0.005 * 2**attempt)))
     raise AssertionError("unreachable")
+
+
+def run_each(
+    alias: str,
+    step: Callable[[Sequence[U]], Sequence[T]],
+    items: Sequence[U],
+    on_refused: Callable[[U, InvalidPayload], T],
+) -> list[T]:
+    """Return the answers of `step`, which takes a set in one transaction; halve a set in which the database refuses a
+    value, so that the other items are not affected. `on_refused` returns the answer for an item that is refused alone.
+
+    Inside a caller's transaction, raise InvalidPayload: only the caller can roll back.
+    """
+    try:
+        return [*step(items)]
+    except InvalidPayload as error:
+        if connections[alias].in_atomic_block:
+            raise
+        if len(items) == 1:
+            return [on_refused(items[0], error)]
+    half = len(items) // 2
+    parts = (items[:half], items[half:])
+    return [answer for part in parts for answer in run_each(alias, step, part, on_refused)]
 
 
 @contextmanager

@@ -41,6 +41,7 @@ from ..errors import (
     FaktoryError,
     InvalidArgument,
     InvalidPayload,
+    InvalidResult,
     Kill,
     MissingObject,
     ReservationLost,
@@ -66,7 +67,7 @@ from .unknown_jobs import defer_to_newer_worker
 
 logger = get_logger(__name__)
 
-_IMPOSED = (Cancelled, InvalidArgument, MissingObject, TaskTimeout)
+_IMPOSED = (Cancelled, InvalidArgument, InvalidResult, MissingObject, TaskTimeout)
 """Errors that the worker raises in a task: reported without a module name, as the broker reports its own."""
 
 _PACKAGE = f"{Path(__file__).parent.parent}{os.sep}"

@@ -15,7 +15,7 @@ from typing import Any, TypeVar
 from ..brokers.base import WorkerBroker
 from ..core.logs import get_logger
 from ..core.payloads import Ack, Failure, Interruption
-from ..errors import BrokerUnavailable, FaktoryError, JobNotFound
+from ..errors import BrokerUnavailable, FaktoryError, InvalidResult, JobNotFound
 from .job_buffer import Report
 from .outage_pause import OutagePause
 
@@ -184,6 +184,8 @@ def _log_without_effect(report: Report, answer: Any) -> None:
     report_type = type(report).__name__.lower()
     if answer is False or isinstance(answer, JobNotFound):
         logger.warning("%s came too late, the job is no longer this worker's jid=%s", report_type, report.jid)
+    elif isinstance(answer, InvalidResult):
+        logger.error("job dead jid=%s error=%s", report.jid, answer)
     else:
         logger.error("%s was refused jid=%s error=%s", report_type, report.jid, answer)
 

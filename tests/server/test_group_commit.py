@@ -139,7 +139,7 @@ def test_a_command_that_raises_is_logged_and_fails_alone(caplog):
     counter = Counter()
     answers = run_items([1, RuntimeError("poison"), 3], counter)
     assert (answers[0], str(answers[1]), answers[2]) == (2, "internal error", 6)
-    assert counter.sets == [3, 1, 1, 1]
+    assert counter.sets == [3, 1, 2, 1, 1], "halves"
     assert "command failed" in caplog.text
 
 

@@ -15,6 +15,7 @@ from rest_framework.views import set_rollback
 from ... import errors
 from ...core.limits import InvalidLimit
 from ...core.logs import get_logger
+from ...store.database_errors import ErrorKind, kind_of, refused_data
 from ...tasks.compat import InvalidTask
 from .rendering import Json
 
@@ -109,6 +110,8 @@ def _hide_details(problem: dict[str, Any]) -> None:
 
 
 def _from_package_error(error: Exception) -> tuple[dict[str, Any], dict[str, str]] | None:
+    if kind_of(error) is ErrorKind.DATA:
+        error = refused_data(error)
     match = next((entry for entry in _PACKAGE_PROBLEMS if isinstance(error, entry[0])), None)
     if match is None:
         return None

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import threading
 import time
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -21,8 +21,9 @@ from ...backend import FaktoryBackend
 from ...brokers import Broker
 from ...core.logs import get_logger
 from ...core.payloads import JobPayload
-from ...errors import BrokerUnavailable, FaktoryError
+from ...errors import BrokerUnavailable, FaktoryError, InvalidPayload
 from ...store.jobs.results import JobStatus, read_statuses
+from ...store.transactions import run_each
 from ...tasks.base import FaktoryTask
 from .errors import UnusableServer
 from .notifications import ChannelListener
@@ -130,11 +131,22 @@ class Gateway:
                 payloads[_jid(job)] = job, self._build_payload(job)
             except (FaktoryError, TypeError, ValueError) as error:
                 self._redis_worker.finish(job, Status.ERROR, f"InvalidInput: {error}".encode("utf-8", "replace"))
+        if payloads:
+            run_each(self._alias, self._store_payloads, list(payloads.items()), self._refuse)
+
+    def _refuse(self, item: tuple[str, tuple[ReservedJob, JobPayload]], error: FaktoryError) -> None:
+        job = item[1][0]
+        self._redis_worker.finish(job, Status.ERROR, f"{type(error).__name__}: {error}".encode("utf-8", "replace"))
+
+    def _store_payloads(self, items: Sequence[tuple[str, tuple[ReservedJob, JobPayload]]]) -> list[None]:
+        payloads = dict(items)
         try:
             with transaction.atomic(using=self._alias):
                 stored_jids = {outcome.jid for outcome in read_statuses(payloads, using=self._alias)}
                 new_jobs = [(job, payload) for jid, (job, payload) in payloads.items() if jid not in stored_jids]
                 refusals = self._broker.push([payload for _, payload in new_jobs]) if new_jobs else []
+        except InvalidPayload:
+            raise  # `run_each` stores the others, and refuses the job at fault
         except Exception:
             # An expired lease would count as a dead worker, and five of them end a job. If the commit did happen, the
             # token leads the next take to the row.
@@ -145,10 +157,10 @@ class Gateway:
         refused = {_jid(job): refusal for (job, _), refusal in zip(new_jobs, refusals, strict=True) if refusal}
         for jid, (job, _) in payloads.items():
             if jid in refused:
-                error_text = f"{type(refused[jid]).__name__}: {refused[jid]}"
-                self._redis_worker.finish(job, Status.ERROR, error_text.encode())
+                self._refuse((jid, payloads[jid]), refused[jid])
             elif self._redis_worker.hand_over(job):
                 self._open_jobs[jid] = job
+        return [None] * len(items)
 
     def _build_payload(self, job: ReservedJob) -> JobPayload:
         args, kwargs = call_of(job.input, max_bytes=conf.get("GEARMONKEY_MAX_INPUT_BYTES"))

@@ -10,7 +10,7 @@ from collections.abc import Callable, Sequence
 from datetime import datetime
 from typing import NamedTuple
 
-from django.db import InterfaceError, OperationalError, transaction
+from django.db import transaction
 from django.db.backends.base.base import BaseDatabaseWrapper
 from django.db.models import OuterRef, Q, Subquery
 from django.db.models.functions import Now
@@ -18,10 +18,11 @@ from django.db.models.functions import Now
 from ...core.cron import Overlap, RunOutcome, Schedule, due
 from ...core.lifecycle import FINISHED, LIVE
 from ...core.logs import get_logger
+from ...core.payloads import in_ascii
 from ...errors import BrokerUnavailable, FaktoryError, InvalidCron
 from ...models import Job
 from ...models.cron import CronEntry, CronRun
-from ..database_errors import first_line
+from ..database_errors import ErrorKind, first_line, kind_of
 from ..dialects import clock_of
 from ..transactions import run
 from .entries import log_problem
@@ -140,11 +141,11 @@ def _enqueue_run(
             job = enqueue(entry)
             too_short = Q(result_ttl=None) | Q(result_ttl__lt=KEPT_FOR_S)
             Job.objects.using(using).filter(too_short, jid=job.jid).update(result_ttl=KEPT_FOR_S)
-    except (OperationalError, InterfaceError, BrokerUnavailable):
-        raise  # `run` retries the whole transaction
     except Exception as error:  # enqueueing runs the project's middleware
+        if isinstance(error, BrokerUnavailable) or kind_of(error) in (ErrorKind.OUTAGE, ErrorKind.COLLISION):
+            raise  # `run` retries the whole transaction
         logger.exception("cron entry's job could not be enqueued name=%s", entry.name)
-        note = f"{type(error).__name__}: {first_line(error)}"[:MAX_NOTE_LENGTH]
+        note = in_ascii(f"{type(error).__name__}: {first_line(error)}")[:MAX_NOTE_LENGTH]
         return CronRun(entry=entry, tick=tick, outcome=RunOutcome.REFUSED, note=note), None
     return CronRun(entry=entry, tick=tick, outcome=RunOutcome.ENQUEUED, jid=job.jid), job
 

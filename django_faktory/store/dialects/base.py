@@ -464,6 +464,10 @@ class Dialect(ABC):
         """
         raise NotImplementedError
 
+    def bounded_statements(self, connection: BaseDatabaseWrapper) -> AbstractContextManager[object]:  # noqa: ARG002
+        """Refuse statements that are longer than the server accepts, if they would cost the connection."""
+        return NO_QUEUE
+
     def keeps_session(self, connection: BaseDatabaseWrapper) -> bool:  # noqa: ARG002
         """Return whether session settings persist on this connection and affect no other user of it."""
         return True

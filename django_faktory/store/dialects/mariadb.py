@@ -4,8 +4,13 @@ from __future__ import annotations
 
 import math
 import time
+from collections.abc import Callable, Sequence
+from contextlib import AbstractContextManager
 from datetime import datetime
+from typing import Any
+from weakref import WeakKeyDictionary
 
+from django.db import OperationalError
 from django.db.backends.base.base import BaseDatabaseWrapper
 from django.db.backends.utils import CursorWrapper
 
@@ -15,6 +20,14 @@ from .portable import PortableDialect, utc
 
 LEAST_WAIT_S = 0.1
 """Shortest lock wait in seconds: the server counts whole seconds, so a shorter limit means not to wait at all."""
+
+CERTAINLY_ACCEPTED = 64 * 1024
+"""Characters of values below which a statement is not measured."""
+
+RESERVED = 1024
+"""Bytes of a packet that are not the statement's."""
+
+_max_packets: WeakKeyDictionary[Any, int] = WeakKeyDictionary()
 
 CLAIMED_WITHIN_S = 0.1
 """Time in seconds within which a running claim is expected to end."""
@@ -64,6 +77,14 @@ class MariadbDialect(PortableDialect):
         value = "DEFAULT" if seconds is None else 0 if seconds < LEAST_WAIT_S else math.ceil(seconds)
         return f"SET SESSION innodb_lock_wait_timeout = {value}"
 
+    def bounded_statements(self, connection: BaseDatabaseWrapper) -> AbstractContextManager[object]:
+        """Raise error 1153 before a statement above `max_allowed_packet` is sent.
+
+        The server would close the connection, which looks like an outage (2006), and would lose the caller's
+        transaction.
+        """
+        return connection.execute_wrapper(_refuse_long_statement)
+
     def was_ended(self, connection: BaseDatabaseWrapper) -> bool:
         """Return whether data or an end of file waits: MariaDB sends nothing else to an idle session."""
         return is_readable(connection.connection.fileno())
@@ -89,6 +110,35 @@ class MariadbDialect(PortableDialect):
 
     def after(self, moment: str, seconds: str) -> str:
         return f"({moment} + INTERVAL {seconds} SECOND)"
+
+
+def _refuse_long_statement(
+    execute: Callable[..., Any], sql: str, params: Any, many: bool, context: dict[str, Any]
+) -> Any:
+    # `executemany` sends rows together up to 64 KiB, and a longer row alone.
+    rows = params if many else [params or ()]
+    texts = max(([value for value in row if isinstance(value, str)] for row in rows), key=_total_length, default=[])
+    if _total_length(texts) > CERTAINLY_ACCEPTED:
+        connection = context["connection"]
+        length = len(sql.encode()) + sum(len(connection.connection.literal(text)) for text in texts)
+        if length >= (limit := _max_packet(connection)) - RESERVED:
+            message = f"expected a statement of less than max_allowed_packet={limit} bytes, got {length}"
+            raise OperationalError(1153, message)
+    return execute(sql, params, many, context)
+
+
+def _total_length(texts: Sequence[str]) -> int:
+    return sum(map(len, texts))
+
+
+def _max_packet(connection: BaseDatabaseWrapper) -> int:
+    # By the driver's connection: the server reads the limit when a session begins.
+    session = connection.connection
+    if session not in _max_packets:
+        with connection.cursor() as cursor:
+            cursor.execute("SELECT @@max_allowed_packet")
+            _max_packets[session] = cursor.fetchone()[0]
+    return _max_packets[session]
 
 
 MARIADB = MariadbDialect()

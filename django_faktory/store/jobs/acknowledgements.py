@@ -21,7 +21,7 @@ from ..dialects import dialect_of
 from ..dialects.base import AckResult, Ended, EndedRun, holds
 from ..limits import limiters
 from ..locks import locks
-from ..transactions import run
+from ..transactions import run, run_each
 from .pushes import CHUNK
 
 logger = get_logger(__name__)
@@ -49,18 +49,18 @@ def end_members(
         if len(ending.ended) == len(acks):
             return [True] * len(acks)
         return [_take_effect(ack, ending.ended) for ack in acks]
+    ended, refused = {**ending.ended}, dict[str, FaktoryError]()
     try:
-        ended = ending.ended | _end_remaining(ending, acks, using=using, now=now)
+        _end_remaining(ending, acks, ended, refused, using=using, now=now)
     except (BrokerUnavailable, Error) as error:
         if connections[using].in_atomic_block:
             raise
         if not isinstance(error, LockTimeout):
             logger.warning("jobs of batches not acknowledged jobs=%d error=%s", len(ending.remaining), error)
-        on_finished(ending.ended.values())
-        result_of_remaining = error if isinstance(error, LockTimeout) else BrokerUnavailable("database unavailable")
-        return [result_of_remaining if ack.jid in ending.remaining else _take_effect(ack, ending.ended) for ack in acks]
+        unavailable = error if isinstance(error, LockTimeout) else BrokerUnavailable("database unavailable")
+        refused = {jid: refused.get(jid, unavailable) for jid in ending.remaining if jid not in ended}
     on_finished(ended.values())
-    return [_take_effect(ack, ended) for ack in acks]
+    return [refused.get(ack.jid) or _take_effect(ack, ended) for ack in acks]
 
 
 def ack(
@@ -74,13 +74,17 @@ def ack(
     """End jobs successfully: delete the row, or keep it as succeeded for its `result_ttl`.
 
     Return one item per ack: True if the job was ended; False if nothing changed because the sender does not hold the
-    job (W16); BrokerUnavailable if this job was not ended although other jobs of the set were. Raise BrokerUnavailable
-    if no job was ended.
+    job (W16); InvalidPayload if the database refuses the result; BrokerUnavailable if this job was not ended although
+    other jobs of the set were. Raise BrokerUnavailable if no job was ended.
     """
+
+    def end(part: Sequence[Ack]) -> list[FaktoryError | bool]:
+        return _ack_chunk(part, using=using, now=now, on_finished=on_finished)
+
     results: list[FaktoryError | bool] = []
     for start in range(0, len(acks), chunk_size):
         try:
-            results += _ack_chunk(acks[start : start + chunk_size], using=using, now=now, on_finished=on_finished)
+            results += run_each(using, end, acks[start : start + chunk_size], lambda _, error: error)
         except BrokerUnavailable as error:
             # Earlier chunks are committed and their acks must not be repeated, so return the error per ack.
             if not results or connections[using].in_atomic_block:
@@ -137,10 +141,30 @@ def ack_last(
     return ack([report], using=using, now=now, on_finished=on_finished) == [True]
 
 
-def _end_remaining(ending: AckResult, acks: Sequence[Ack], *, using: str, now: datetime | None) -> Ended:
-    """End the jobs of `ending.remaining` together with their batches, locks and permits."""
-    remaining_acks = [ack for ack in acks if ack.jid in ending.remaining]
-    return run(using, lambda connection: counters.end(connection, remaining_acks, now))
+def _end_remaining(
+    ending: AckResult,
+    acks: Sequence[Ack],
+    ended: Ended,
+    refused: dict[str, FaktoryError],
+    *,
+    using: str,
+    now: datetime | None,
+) -> None:
+    """End the jobs of `ending.remaining` together with their batches, locks and permits.
+
+    Add their runs to `ended`, and the errors of acks that the database refuses to `refused`.
+    """
+
+    def end(part: Sequence[Ack]) -> list[None]:
+        ended.update(run(using, lambda connection: counters.end(connection, part, now)))
+        return [None] * len(part)
+
+    run_each(
+        using,
+        end,
+        [ack for ack in acks if ack.jid in ending.remaining],
+        lambda ack, error: refused.update({ack.jid: error}),
+    )
 
 
 def _take_effect(ack: Ack, ended: Ended) -> bool:

@@ -17,7 +17,7 @@ from django.db import Error, connections
 
 from ...core.logs import get_logger
 from ...core.payloads import FetchRequest, Lease, Reservation, is_storable
-from ...errors import BrokerUnavailable
+from ...errors import FaktoryError
 from ..dialects import dialect_of
 from ..dialects.base import DELIVERY_LEASE_S, ClaimPlan, ClaimSlot
 from ..locks import locks
@@ -146,7 +146,7 @@ def distribute(
         try:
             plan = _plan_by_counts(requests, results, undistributed, using=context.using, now=context.now)
             claimed_now = context.claim(plan)
-        except (BrokerUnavailable, Error) as error:
+        except (FaktoryError, Error) as error:
             if not (has_committed_work or undistributed or any(results)) or connections[context.using].in_atomic_block:
                 raise
             logger.warning("claim failed, delivering the jobs that were claimed before error=%s", error)
@@ -165,7 +165,7 @@ def _release_unassigned(jobs: Sequence[Reservation], context: ClaimContext) -> N
         return
     try:
         releases.release(jobs, using=context.using)
-    except (BrokerUnavailable, Error) as error:
+    except (FaktoryError, Error) as error:
         # Logged only: raising it would lose the jobs that the requests have received.
         if connections[context.using].in_atomic_block:
             raise
@@ -178,7 +178,7 @@ def fetch_after_commit(requests: Sequence[FetchRequest], context: ClaimContext) 
     """Fetch after other work has been committed: log errors, because raising them would lose its result."""
     try:
         claimed = context.claim(first_plan(requests))
-    except (BrokerUnavailable, Error) as error:
+    except (FaktoryError, Error) as error:
         if connections[context.using].in_atomic_block:
             raise
         logger.warning("claim failed, delivering the jobs that were claimed before error=%s", error)

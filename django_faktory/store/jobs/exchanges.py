@@ -11,7 +11,7 @@ from datetime import datetime
 from django.db import connections
 
 from ...core.payloads import Ack, ExchangeReply, FetchRequest, JobPayload, Reservation, is_storable
-from ...errors import BrokerUnavailable, FaktoryError
+from ...errors import BrokerUnavailable, FaktoryError, InvalidPayload
 from ..dialects import dialect_of
 from ..dialects.base import AckResult, ClaimPlan, Dialect
 from ..locks import locks
@@ -160,26 +160,37 @@ def execute(work: Exchange) -> ExchangeReply:
     acks, context = work.acks, work.context
     using, now = context.using, context.now
     if not work.is_one_transaction():
-        # Acks first: the locks and permits that they release may be what the fetched jobs need.
-        acked = ack(acks, using=using, now=now, on_finished=work.on_finished)
-        pushed = _push_after_acks(work)
-        # Each is a transaction: an error of one must not be the answer to the others, which are committed.
-        fetch = fetch_after_commit if acks or work.jobs else fetch_filtered
-        return ExchangeReply(pushed, acked, fetch(work.requests, context))
+        return _execute_apart(work)
     if work.may_hand_off_lock():
         handoff = _hand_off_lock(work)
         if handoff:
             return handoff
     with context.claim_numbers.numbered() as number:
         plan = work.plan(number) if work.requests else NO_CLAIM
-        ending, claimed = run(
-            using,
-            lambda connection: work.dialect.exchange(connection, order_jobs(work.jobs), acks, plan, now),
-            # On PostgreSQL all statements are one message, which is a transaction by itself.
-            atomic=not work.dialect.can_join(connections[using]),
-        )
+        try:
+            ending, claimed = run(
+                using,
+                lambda connection: work.dialect.exchange(connection, order_jobs(work.jobs), acks, plan, now),
+                # On PostgreSQL all statements are one message, which is a transaction by itself.
+                atomic=not work.dialect.can_join(connections[using]),
+            )
+        except InvalidPayload:  # nothing was changed: each verb alone finds the value that the database refuses
+            if connections[using].in_atomic_block:
+                raise
+            return _execute_apart(work)
         # Inside the block: it may claim replacements with the same number, and an error must schedule their checks.
         return work.conclude(plan, ending, claimed)
+
+
+def _execute_apart(work: Exchange) -> ExchangeReply:
+    """Execute acks, pushes and requests in transactions of their own."""
+    context = work.context
+    # Acks first: the locks and permits that they release may be what the fetched jobs need.
+    acked = ack(work.acks, using=context.using, now=context.now, on_finished=work.on_finished)
+    pushed = _push_after_acks(work)
+    # Each is a transaction: an error of one must not be the answer to the others, which are committed.
+    fetch = fetch_after_commit if work.acks or work.jobs else fetch_filtered
+    return ExchangeReply(pushed, acked, fetch(work.requests, context))
 
 
 def _push_after_acks(work: Exchange) -> Sequence[FaktoryError | None]:
@@ -205,11 +216,14 @@ def _hand_off_lock(work: Exchange) -> ExchangeReply | None:
         return None
     with context.claim_numbers.numbered() as number:
         plan = context.fill_plan(plan, number)
-        handoff = run(
-            context.using,
-            lambda connection: work.dialect.hand_off_lock(connection, ack, plan, context.now),
-            atomic=False,
-        )
+        try:
+            handoff = run(
+                context.using,
+                lambda connection: work.dialect.hand_off_lock(connection, ack, plan, context.now),
+                atomic=False,
+            )
+        except InvalidPayload:  # the usual path answers for the result
+            handoff = None
     if handoff is None:
         return None
     work.on_finished(handoff.ended.values())

@@ -8,10 +8,12 @@ from __future__ import annotations
 
 import copy
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from contextlib import suppress
 from datetime import datetime, timedelta
 from functools import partial
 from random import Random
 
+import msgspec
 from django.db import connections
 from django.db.backends.base.base import BaseDatabaseWrapper
 from django.db.models import Q, QuerySet
@@ -33,12 +35,14 @@ from ...core.payloads import (
     LATER,
     Failure,
     Interruption,
+    failure_in_ascii,
+    in_ascii,
     interruption_failure,
     is_storable,
     limit_backtrace,
     rfc3339,
 )
-from ...errors import FaktoryError, JobNotFound, UnknownJobType
+from ...errors import FaktoryError, InvalidPayload, JobNotFound, UnknownJobType
 from ...models import Job, JobQuerySet, WorkerProcess
 from .. import alarm_records
 from ..batches import counters
@@ -48,7 +52,7 @@ from ..dialects import clock_of, dialect_of
 from ..dialects.base import EndedRun, FailureColumns, Tally, holds
 from ..limits import limiters
 from ..locks import locks
-from ..transactions import run
+from ..transactions import run, run_each
 from . import history, prefetch
 from .acknowledgements import OnFinished, ignore_finished
 from .releases import ENQUEUED
@@ -72,13 +76,34 @@ def fail(
     Return one item per report: True if it took effect, False if the sender does not hold the job, JobNotFound for an
     unknown jid (W17).
     """
-    results: list[FaktoryError | bool] = []
-    for chunk in chunks(failures, CHUNK):
+
+    def fail_part(part: Sequence[Failure]) -> list[FaktoryError | bool]:
         # Inside a caller's transaction the last statement must not carry a COMMIT: only the caller may commit.
         transaction = _FailureTransaction(using, now, dead_for_s, rng, commits=not connections[using].in_atomic_block)
-        results += run(using, transaction.build_verb(chunk))
+        results = run(using, transaction.build_verb(part))
         on_failed(transaction.failed)
-    return results
+        return results
+
+    def fail_in_ascii(report: Failure, error: InvalidPayload) -> FaktoryError | bool:
+        logger.warning("error of a run stored in ASCII jid=%s error=%s", report.jid, error)
+        for other in (failure_in_ascii(report), _without_texts(report)):
+            with suppress(InvalidPayload):
+                return fail_part([other])[0]
+        return JobNotFound(report.jid)  # the jid itself is refused, so no job has it
+
+    parts = chunks(failures, CHUNK)
+    return [answer for part in parts for answer in run_each(using, fail_part, part, fail_in_ascii)]
+
+
+def _without_texts(report: Failure) -> Failure:
+    return msgspec.structs.replace(
+        report,
+        errtype="unknown",
+        message="the database cannot store the error of this run",
+        backtrace=(),
+        log=(),
+        release="",
+    )
 
 
 def reap(
@@ -150,13 +175,11 @@ def interrupt(
     Return one item per report: True if it took effect, False if the sender no longer holds the job because it ended or
     another worker has it. A job that was interrupted `limit` times before fails instead.
     """
-    results: list[FaktoryError | bool] = []
-    for portion in chunks(interruptions, CHUNK):
-        chunk = {report.jid: report for report in portion}
 
-        def verb(
-            connection: BaseDatabaseWrapper, chunk: dict[str, Interruption] = chunk
-        ) -> tuple[set[str], list[EndedRun]]:
+    def interrupt_part(part: Sequence[Interruption]) -> list[FaktoryError | bool]:
+        chunk = {report.jid: report for report in part}
+
+        def verb(connection: BaseDatabaseWrapper) -> tuple[set[str], list[EndedRun]]:
             transaction = _FailureTransaction(using, now, dead_for_s, rng)
             rows = Job.objects.using(using).filter(state=State.WORKING, jid__in=chunk).order_by("id")
             held_jobs = [job for job in rows.select_for_update() if _is_sender(chunk[job.jid], job)]
@@ -165,8 +188,14 @@ def interrupt(
 
         returned, failed = run(using, verb)
         on_failed(failed)
-        results += [report.jid in returned for report in portion]
-    return results
+        return [report.jid in returned for report in part]
+
+    def interrupt_in_ascii(report: Interruption, _: InvalidPayload) -> FaktoryError | bool:
+        texts = {name: in_ascii(getattr(report, name)) for name in ("errtype", "message", "summary")}
+        return interrupt_part([msgspec.structs.replace(report, **texts)])[0]
+
+    parts = chunks(interruptions, CHUNK)
+    return [answer for part in parts for answer in run_each(using, interrupt_part, part, interrupt_in_ascii)]
 
 
 def interrupt_workers(connection: BaseDatabaseWrapper, wids: Sequence[str], *, using: str) -> int:

@@ -15,6 +15,8 @@ from ...models import Job
 
 HISTORY_LIMIT = 50
 """Maximum number of runs in a history; older ones are dropped."""
+HISTORY_CHARACTERS = 256 * 1024
+"""Maximum characters of a history, which one statement writes: servers limit its length, MariaDB's often to 1 MB."""
 LOGS_LIMIT = 5
 """Number of the latest runs that keep their log lines."""
 INTERRUPTIONS_LIMIT = 10
@@ -72,7 +74,11 @@ def _append(items: Sequence[str], entry: dict[str, Any]) -> str:
     kept = list(items[1 - HISTORY_LIMIT :])  # one less than the limit: `entry` is added
     if "log" in entry and len(kept) >= LOGS_LIMIT:
         kept[: 1 - LOGS_LIMIT] = map(_without_log, kept[: 1 - LOGS_LIMIT])
-    return f"[{','.join([*kept, jsontext.encode(entry)])}]"
+    text = jsontext.encode(entry)
+    size = len(text) + sum(map(len, kept))
+    while kept and size > HISTORY_CHARACTERS:
+        size -= len(kept.pop(0))
+    return f"[{','.join([*kept, text])}]"
 
 
 def _is_interruption(item: str) -> bool:

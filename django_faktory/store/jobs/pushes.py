@@ -17,7 +17,7 @@ from ...errors import FaktoryError
 from ..dialects import dialect_of
 from ..dialects.base import Dialect, OrderedJobs, insertion_order
 from ..locks import locks
-from ..transactions import run
+from ..transactions import run, run_each
 from . import unique_push
 
 _has_new_jid = attrgetter("has_new_jid")
@@ -31,13 +31,25 @@ def push(
 ) -> Sequence[FaktoryError | None]:
     """Store jobs in one transaction, or in the caller's transaction if there is one.
 
-    Return one item per job: None, or the reason for the refusal: NotUnique (W27), UnknownBatch or BatchClosed (W26). A
+    Return one item per job: None, or the reason for the refusal: NotUnique (W27), UnknownBatch or BatchClosed (W26),
+    InvalidPayload if the database refuses a value; in a caller's transaction InvalidPayload is raised instead. A
     stored job that has not finished stays unchanged, a finished one is replaced. Of two jobs with the same jid, the
     first is stored (W10). A push can therefore be repeated after a lost connection. Each statement stores at most
     `chunk_size` jobs.
     """
     if not jobs:
         return []
+    return run_each(
+        using,
+        lambda part: _push_set(part, using=using, now=now, chunk_size=chunk_size),
+        jobs,
+        lambda _, error: error,
+    )
+
+
+def _push_set(
+    jobs: Sequence[JobPayload], *, using: str, now: datetime | None, chunk_size: int
+) -> Sequence[FaktoryError | None]:
     dialect = dialect_of(connections[using])
     if any_needs_lookup(jobs, dialect):
         ordered = order_jobs(jobs)

@@ -7,14 +7,15 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
+import msgspec
 from django.db.backends.base.base import BaseDatabaseWrapper
 
 from ...core.lifecycle import State
-from ...core.payloads import Ack
+from ...core.payloads import Ack, in_ascii
 from ...models import Job
 from ..chunks import chunks
 from ..dialects.base import JOB, holds, marks
-from ..transactions import limited_lock_wait, run
+from ..transactions import limited_lock_wait, run, run_each
 from . import history
 
 CHUNK = 100
@@ -29,9 +30,19 @@ def keep_logs(acks: Sequence[Ack], *, using: str) -> None:
     Skip runs that have ended or whose job another worker holds. Call it once for each run: a second call appends the
     lines again. Raise BrokerUnavailable if the database is unavailable, LockTimeout after `LOCK_WAIT_S`.
     """
+
+    def keep(part: Sequence[Ack]) -> list[None]:
+        run(using, _Append(part, using).execute)
+        return [None] * len(part)
+
     with limited_lock_wait(LOCK_WAIT_S):
         for chunk in chunks(acks, CHUNK):
-            run(using, _Append(chunk, using).execute)
+            run_each(using, keep, chunk, lambda ack, _: keep([with_log_in_ascii(ack)])[0])
+
+
+def with_log_in_ascii(ack: Ack) -> Ack:
+    """Return the report with lines that a database of any encoding can store."""
+    return msgspec.structs.replace(ack, log=(*map(in_ascii, ack.log),))
 
 
 class _Append:

@@ -7,8 +7,11 @@ row. Only progress has a table of its own (`Tracking`), and jobs that are not tr
 from __future__ import annotations
 
 from collections.abc import Sequence
+from contextlib import nullcontext
 from datetime import datetime, timedelta
 
+import msgspec
+from django.db import connections, transaction
 from django.db.backends.base.base import BaseDatabaseWrapper
 from django.db.models import Exists, OuterRef, Q
 from django.db.models.functions import Now
@@ -17,7 +20,7 @@ from ...core.job_options import TRACKED_FOR_S
 from ...core.json import jsontext
 from ...core.json.fields import parse_instant
 from ...core.lifecycle import LIVE, State
-from ...core.payloads import Tracked, TrackUpdate, is_storable
+from ...core.payloads import Tracked, TrackUpdate, in_ascii, is_storable
 from ...errors import InvalidPayload
 from ...models import Job, JobQuerySet, Tracking
 from ..dialects import clock_of
@@ -44,8 +47,15 @@ PROTOCOL_STATES = {
 def track_set(updates: Sequence[TrackUpdate], *, using: str, now: datetime | None = None) -> None:
     """Store progress updates, each in a transaction of its own. Updates of jobs that are not stored are ignored."""
     for update in updates:
-        if is_storable(update.jid):
-            run(using, _ProgressUpdate(update, using, now).execute)
+        if not is_storable(update.jid):
+            continue
+        try:
+            # A savepoint: a text that the database refuses must not break the transaction of an atomic task.
+            with transaction.atomic(using=using) if connections[using].in_atomic_block else nullcontext():
+                run(using, _ProgressUpdate(update, using, now).execute)
+        except InvalidPayload:
+            plain = msgspec.structs.replace(update, desc=in_ascii(update.desc or ""))
+            run(using, _ProgressUpdate(plain, using, now).execute)
 
 
 class _ProgressUpdate:

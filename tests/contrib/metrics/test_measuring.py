@@ -1,6 +1,7 @@
 """Metrics that a process records about its jobs, and how they are stored in the database."""
 
 import contextlib
+import sqlite3
 import threading
 from datetime import timedelta
 
@@ -144,11 +145,12 @@ class TestBroker:
         recorder = Recorder()
         broker = OrmBroker(USING, recorder=recorder)
         job = JobFactory(working=True, wid="w")
-        attempts = []
+        attempts, busy = [], sqlite3.OperationalError("database is locked")
+        busy.sqlite_errorname = "SQLITE_BUSY"
 
         def collides_once(*_, **__):
             attempts.append(1)
-            raise OperationalError("database is locked")
+            raise OperationalError("database is locked") from busy
 
         def meanwhile(_):
             monkeypatch.undo()

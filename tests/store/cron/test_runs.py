@@ -1,5 +1,6 @@
 """Ticks of cron entries: each is taken at most once, in one transaction with its job, and its outcome is recorded."""
 
+import sqlite3
 import threading
 from datetime import UTC, datetime, timedelta
 
@@ -490,12 +491,13 @@ def test_nodes_that_start_together_create_each_entry_once():
 
 
 def test_an_entry_whose_first_insert_was_rolled_back_is_stored_by_the_second():
-    attempts = []
+    attempts, busy = [], sqlite3.OperationalError("database is locked")
+    busy.sqlite_errorname = "SQLITE_BUSY"
 
     def collide(**_):
         attempts.append(1)
         if len(attempts) == 1:
-            raise OperationalError("database is locked")
+            raise OperationalError("database is locked") from busy
 
     signals.post_save.connect(collide, sender=CronEntry)
     try:

@@ -167,7 +167,9 @@ _json = msgspec.json.Encoder()
 
 def end_call(connection: BaseDatabaseWrapper, acks: Sequence[Ack], now: datetime | None, pushed: Sequence[str]) -> Call:
     """Return the call that ends plain jobs, and locks the rows with the jids in `pushed`."""
-    return END, [now, str(_json.encode(acks), "utf-8"), counter_slot(connection), len(acks), list(pushed)]
+    # Without the log lines, which are stored before: they may have characters that the database refuses.
+    reports = [msgspec.structs.replace(ack, log=()) if ack.log else ack for ack in acks]
+    return END, [now, str(_json.encode(reports), "utf-8"), counter_slot(connection), len(acks), list(pushed)]
 
 
 def end_last_call(connection: BaseDatabaseWrapper, ack: Ack, now: datetime | None) -> Call:
