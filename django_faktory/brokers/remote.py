@@ -72,14 +72,6 @@ MUTATE_JIDS = 5_000
 LONG_REPLY_TIMEOUT_S = 600.0
 """Reply timeout in seconds of commands that change many jobs: MUTATE, QUEUE REMOVE, FLUSH."""
 
-TEMPORARY_ERRORS = (
-    "database unavailable", "shutdown in progress", "too many connections", "too many long commands are unfinished",
-)  # fmt: skip
-"""Prefixes of errors that concern the server's state and not the command.
-
-The command may be repeated later (W8, W28, W30).
-"""
-
 
 class RemoteBroker(Broker):
     """Broker that sends every verb to the Faktory server at `url`.
@@ -122,13 +114,8 @@ class RemoteBroker(Broker):
             return [NotUnique(jobs[0].jid) if refusal and refusal.code == NotUnique.code else refusal]
         [reply] = self._request([PushBulk(jobs).line()], check=parse_object_reply)
         refused = parse_object_reply(reply)
-        return [self._parse_refusal(str(refused[job.jid]), job.jid) if job.jid in refused else None for job in jobs]
-
-    def _parse_refusal(self, message: str, jid: str) -> FaktoryError:
         # One job of a set may have met a lock: it is not refused for good.
-        if message.startswith(TEMPORARY_ERRORS):
-            return BrokerUnavailable(f"the Faktory server at {self.address} says: {message}")
-        return parse_bulk_refusal(message, jid)
+        return [parse_bulk_refusal(str(refused[job.jid]), job.jid) if job.jid in refused else None for job in jobs]
 
     def fetch(self, requests: Sequence[FetchRequest]) -> list[list[Reservation]]:
         """Reserve one job per request, whatever its `count`; each request blocks for up to 2 s on the server.
@@ -153,15 +140,22 @@ class RemoteBroker(Broker):
         text = parse_bulk(reply)
         return [] if text is None else [parse_reservation(text, request.wid)]
 
-    def ack(self, acks: Sequence[Ack]) -> list[bool]:
-        """End jobs. The server does not report whether an ack had effect: any reply except an error counts as True."""
+    def ack(self, acks: Sequence[Ack]) -> list[FaktoryError | bool]:
+        """End jobs. The server does not report whether an ack had effect: any reply except an error counts as True.
+
+        BrokerUnavailable as an answer: the server could not end this job now; send this ack again.
+        """
         # The reply is OK for an ack of another worker too (W16).
         replies = self._request([AckJob(ack.jid).line() for ack in acks], check=check_ok)
         refusals = [parse_refusal(reply) for reply in replies]
+        answers: list[FaktoryError | bool] = []
         for ack, refusal in zip(acks, refusals, strict=True):
-            if refusal:
+            if refusal and not isinstance(refusal, BrokerUnavailable):
                 logger.warning("ACK refused jid=%s server=%s error=%s", ack.jid, self.address, refusal)
-        return [refusal is None for refusal in refusals]
+                answers.append(False)
+            else:
+                answers.append(refusal or True)
+        return answers
 
     def fail(self, failures: Sequence[Failure]) -> list[FaktoryError | bool]:
         """Report failures. The protocol cannot carry a task's own delay or verdict: the server's retry rule applies.
@@ -351,12 +345,14 @@ class RemoteBroker(Broker):
                 logger.info("connection lost, trying once more server=%s error=%s", self.address, error)
                 return self._request(lines, check=check, may_retry=False, reply_timeout_s=reply_timeout_s)
             raise BrokerUnavailable(f"the Faktory server at {self.address} is unavailable: {error}") from error
-        for reply in replies:
+        refusals = [parse_refusal(reply) for reply in replies if isinstance(reply, Error)]
+        unavailable = [refusal for refusal in refusals if isinstance(refusal, BrokerUnavailable)]
+        if unavailable:
             # Such a server may be about to stop: close, so that the next command connects again, perhaps to its
             # successor.
-            if isinstance(reply, Error) and reply.message.startswith(TEMPORARY_ERRORS):
-                self.close()
-                raise BrokerUnavailable(f"the Faktory server at {self.address} says: {reply.message}")
+            self.close()
+            if len(unavailable) == len(replies):
+                raise BrokerUnavailable(f"{unavailable[0]} (at {self.address})")
         return replies
 
     def _usable_connection(self) -> SocketConnection | None:

@@ -5,11 +5,13 @@
 
 from __future__ import annotations
 
+import re
 from contextlib import suppress
 from datetime import datetime
 from typing import Any
 
 from ...errors import (
+    BrokerUnavailable,
     CommandRefused,
     FaktoryError,
     InvalidPayload,
@@ -23,10 +25,27 @@ from ..json import jsontext
 from ..payloads import DEFAULT_QUEUE, DEFAULT_RESERVE_FOR, Reservation, parse_instant
 from .resp import BulkString, Error, Reply, Simple
 
+_PERMANENT = re.compile(
+    r"invalid (JSON|HELLO|PUSHB?|FETCH|ACK|FAIL|BEAT|MUTATE|TRACK|BATCH|FLUSH|payload|format|target|timestamp)\b"
+    r"|malformed|command too long|missing JID|job not found|jobs must have |jobs cannot be |must call fetch "
+    r"|unknown (command|mutate|worker)\b|no such (batch|queue)\b|batch \S+: |(batch|tracking) subsystem is only "
+    r"|QUEUE LATENCY does not|FLUSH is disabled|.*(\bexpected\b|queue names must match|the job was not stored)",
+    re.IGNORECASE,
+)
+"""Beginnings of the errors by which a server, the original or ours, refuses a command for good. Errors of its Redis,
+such as MISCONF and LOADING, have no list that is complete, so any other text counts as temporary."""
+
+
+def refusal_of(message: str, code: str = "ERR") -> FaktoryError:
+    """Return CommandRefused if the command is surely refused for good, else BrokerUnavailable: it may be repeated."""
+    if code == NotUnique.code or _PERMANENT.match(message):
+        return CommandRefused(message, code=code)
+    return BrokerUnavailable(f"the Faktory server answered {code} {message}")
+
 
 def parse_refusal(reply: Reply) -> FaktoryError | None:
-    """Return the error of a reply, or None if it is no error."""
-    return CommandRefused(reply.message, code=reply.code) if isinstance(reply, Error) else None
+    """Return the error of a reply (see `refusal_of`), or None if it is no error."""
+    return refusal_of(reply.message, reply.code) if isinstance(reply, Error) else None
 
 
 def check_ok(reply: Reply) -> None:
@@ -43,11 +62,11 @@ def translate_batch_refusal(refusal: FaktoryError, bid: str) -> FaktoryError:
 
 def parse_bulk_refusal(text: str, jid: str) -> FaktoryError:
     """Return the error for one job from the text in PUSHB's reply."""
-    return NotUnique(jid) if text.startswith(NotUnique.code) else CommandRefused(text)
+    return NotUnique(jid) if text.startswith(NotUnique.code) else refusal_of(text)
 
 
 def parse_bulk(reply: Reply) -> str | None:
-    """Return the text of a bulk reply. Raises CommandRefused for an error, ProtocolError for another kind."""
+    """Return the text of a bulk reply. Raises the error of `refusal_of`, or ProtocolError for another kind."""
     if refusal := parse_refusal(reply):
         raise refusal
     if not isinstance(reply, BulkString):
@@ -79,19 +98,17 @@ def _describe(reply: Reply) -> str:
 
 
 def parse_fail(reply: Reply, jid: str) -> FaktoryError | bool:
-    """Return the answer to FAIL: True, JobNotFound or CommandRefused."""
-    if not isinstance(reply, Error):
-        return True
-    if reply.message.startswith("Job not found"):
+    """Return the answer to FAIL: True, JobNotFound or the error of `refusal_of`."""
+    if isinstance(reply, Error) and reply.message.startswith("Job not found"):
         return JobNotFound(jid)
-    return CommandRefused(reply.message, code=reply.code)
+    return parse_refusal(reply) or True
 
 
 def parse_state(reply: Reply, wid: str) -> FaktoryError | str:
     """Return the answer to BEAT: "", the state to enter, or an error."""
     if isinstance(reply, Error):
         unknown = reply.message.lower().startswith("unknown worker")  # the original's spelling has changed once
-        return UnknownWorker(wid) if unknown else CommandRefused(reply.message, code=reply.code)
+        return UnknownWorker(wid) if unknown else refusal_of(reply.message, reply.code)
     if isinstance(reply, Simple) and reply.text == "OK":
         return ""
     try:
