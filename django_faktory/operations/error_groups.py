@@ -23,7 +23,8 @@ from ..core.queries import LATEST_FAILURE
 from ..models import Job, JobQuerySet
 
 JOBS_READ = 3000
-"""Maximum number of dead jobs, and of retrying jobs, that are read; the newest ones."""
+"""Maximum number of dead jobs, and of retrying jobs, that are read; those that failed last."""
+JOBS_COUNTED = 100_000
 BEGINNING, END = 1200, 2000
 """Characters read of a failure's text: the message is near its beginning, the innermost frames are at its end."""
 MAX_HEAD_LENGTH = 120
@@ -64,8 +65,10 @@ class ErrorGroup:
     """Failed jobs of one kind."""
 
     kind: ErrorKind
-    head: str
-    """Message of the newest job, without numbers and ids."""
+    frame: str = ""
+    """Its place in the code; "" if the place of its kind is the pattern of a message."""
+    message: str = ""
+    """First line of the message of its latest failure."""
     count: int = 0
     """Number of its dead jobs."""
     retrying: int = 0
@@ -80,7 +83,13 @@ class ErrorGroups(NamedTuple):
 
     groups: list[ErrorGroup]
     jobs_read: int
-    is_more: bool
+    jobs_total: int
+    """Failed jobs that there are, counted up to `JOBS_COUNTED` in each state."""
+
+    @property
+    def is_more(self) -> bool:
+        """True if not all of them were read."""
+        return self.jobs_total > self.jobs_read
 
 
 def extract_message(failure: str) -> str:
@@ -107,6 +116,12 @@ def normalize_message(message: str) -> str:
     # Cut before the substitution too: a very long line would make it slow.
     line = message.strip().partition("\n")[0][: MAX_HEAD_LENGTH * 2]
     return _mixed_id.sub("N", _varying_parts.sub("N", line))[:MAX_HEAD_LENGTH]
+
+
+def shorten_message(message: str) -> str:
+    """Return the first line of a message, cut for a list."""
+    line = message.strip().partition("\n")[0]
+    return line if len(line) <= MAX_HEAD_LENGTH else f"{line[: MAX_HEAD_LENGTH - 1]}…"
 
 
 def find_place(beginning: str, end: str) -> str:
@@ -152,9 +167,9 @@ def _make_kind(errtype: str, jobtype: str, beginning: str, end: str) -> ErrorKin
 
 
 def group_failed(*, using: str, limit: int = JOBS_READ) -> ErrorGroups:
-    """Return the groups of the newest `limit` dead and `limit` retrying jobs, in two queries."""
+    """Return the groups of the latest `limit` dead and `limit` retrying jobs, in two to four queries."""
     groups: dict[ErrorKind, ErrorGroup] = {}
-    jobs_read, is_more = 0, False
+    jobs_read = jobs_total = 0
     for state in (State.DEAD, State.RETRIES):
         fields = ("errtype", "jobtype", "failed_at", "queue", *_ENDS)
         jobs = _with_ends(Job.objects.using(using).in_state(state)).order_by(*LATEST_FAILURE)
@@ -163,12 +178,15 @@ def group_failed(*, using: str, limit: int = JOBS_READ) -> ErrorGroups:
             kind = _make_kind(errtype, jobtype, beginning, end)
             group = groups.get(kind)
             if group is None:
-                group = groups[kind] = ErrorGroup(kind, normalize_message(extract_message(beginning)))
+                group = groups[kind] = ErrorGroup(kind, find_place(beginning, end))
+            if group.latest_at is None or (failed_at is not None and failed_at > group.latest_at):
+                group.message = shorten_message(extract_message(beginning))
             _add(group, state, failed_at, queue)
-        jobs_read += min(len(rows), limit)
-        is_more |= len(rows) > limit
+        jobs_read += len(rows[:limit])
+        is_cut = len(rows) > limit
+        jobs_total += Job.objects.using(using).in_state(state).count_up_to(JOBS_COUNTED) if is_cut else len(rows)
     in_order = sorted(groups.values(), key=lambda group: (-(group.count + group.retrying), -group.count))
-    return ErrorGroups(in_order, jobs_read, is_more)
+    return ErrorGroups(in_order, jobs_read, jobs_total)
 
 
 def _add(group: ErrorGroup, state: State, failed_at: datetime | None, queue: str) -> None:

@@ -60,7 +60,7 @@ def test_dead_jobs_with_the_same_error_are_grouped(admin_client):
     assert (found.groups[0].kind, found.groups[0].count) == (KIND, 2)
     assert (len(found.groups), found.jobs_read, found.is_more) == (3, 5, False)
     shown = words(page(admin_client, "errors"))
-    assert "order N took N s" in shown
+    assert "order 22 took 30 s" in shown
     assert "Killed manually" in shown
 
 
@@ -146,7 +146,26 @@ def test_a_failure_that_is_no_job_failure_has_a_page(admin_client, failure):
 def test_error_groups_report_how_many_jobs_were_examined(admin_client, monkeypatch):
     [dead(number) for number in range(3)]
     found = error_groups.group_failed(using="default", limit=2)
-    assert (found.jobs_read, found.is_more, found.groups[0].count) == (2, True, 2)
+    assert (found.jobs_read, found.jobs_total, found.is_more, found.groups[0].count) == (2, 3, True, 2)
+
+
+def test_a_group_shows_the_message_of_its_latest_failure_and_no_pattern(admin_client):
+    for number, hour in enumerate((1, 3, 2)):
+        fields = {"errtype": "KeyError", "failed_at": T0 + timedelta(hours=hour)}
+        JobFactory(dead=True, failure=json.dumps({"message": f"'refund_account_{number}'"}), **fields)
+    later = {"errtype": "KeyError", "failed_at": T0 + timedelta(hours=4)}
+    JobFactory(retries=True, failure='{"message":"\'refund_account_9\'"}', **later)
+    [group] = error_groups.group_failed(using="default").groups
+    assert (group.kind.place, group.frame, group.message) == ("N", "", "'refund_account_9'")
+    assert "'refund_account_9'" in words(page(admin_client, "errors"))
+    assert "Message 'refund_account_1'" in words(page(admin_client, "error", group.kind.query)), "of the dead jobs"
+
+
+def test_numbers_of_groups_have_separators_and_a_cut_list_names_its_total(admin_client):
+    Job.objects.bulk_create(JobFactory.many(error_groups.JOBS_READ + 1, dead=True))
+    shown = words(page(admin_client, "errors"))
+    assert "The latest 3,000 of 3,001 failed jobs, grouped." in shown
+    assert "waiting to retry error task queues first latest 3,000 0 " in shown
 
 
 def test_error_pages_take_few_queries_for_30_groups(admin_client, django_assert_max_num_queries):

@@ -36,7 +36,7 @@ def test_an_operator_finds_edits_and_retries_dead_jobs_and_all_is_logged(screen)
         wait_until(lambda: states() == ["dead"] * 3)
         seen = screen()
         page = seen.page
-        seen.sees("order N: the partner does not answer")
+        seen.sees("the partner does not answer")
         page.get_by_role("link", name="ConnectionError").click()
         seen.sees("3 dead jobs")
         edit_and_test(page, seen, Job.objects.get(payload__contains="[7]"))

@@ -22,13 +22,14 @@ def _errors(call: Invocation) -> int:
     documents = [_document(group) for group in found.groups[:limit]]
     if call.screen.is_json:
         is_more = found.is_more or len(found.groups) > limit
-        call.screen.json({"jobs_read": found.jobs_read, "is_more": is_more, "groups": documents})
+        numbers = {"jobs_read": found.jobs_read, "jobs_total": found.jobs_total, "is_more": is_more}
+        call.screen.json({**numbers, "groups": documents})
         return OK
     call.screen.table(_COLUMNS, map(_line, documents))
     if len(found.groups) > limit:
         call.screen.note(f"showing {limit} of {len(found.groups)} groups; use --limit for more")
     if found.is_more:
-        call.screen.note(f"only the newest {error_groups.JOBS_READ:,} dead and retrying jobs were read")
+        call.screen.note(f"read the latest {found.jobs_read:,} of {found.jobs_total:,} failed jobs")
     if not documents:
         call.screen.note("no failed jobs")
     return OK
@@ -38,8 +39,8 @@ def _document(group: ErrorGroup) -> dict[str, Any]:
     return {
         "errtype": group.kind.errtype or None,
         "jobtype": group.kind.jobtype,
-        "place": group.kind.place,
-        "message": group.head,
+        "place": group.frame or None,
+        "message": group.message,
         "dead": group.count,
         "retrying": group.retrying,
         "queues": sorted(group.queues),
