@@ -463,9 +463,9 @@ class FaktoryModelAdmin(AnyAdmin):
         title = {"title": capfirst(str(self.opts.verbose_name_plural))}
         return super().changelist_view(request, _add_navigation(request, {**title, **(extra_context or {})}))
 
-    def response_action(self, request: HttpRequest, queryset: AnyQuerySet) -> HttpResponse | None:
+    def response_action(self, request: HttpRequest, *args: Any, **kwargs: Any) -> HttpResponse | None:
         """Return to the page that has the button, not to the list, if the form names it."""
-        response = super().response_action(request, queryset)
+        response = super().response_action(request, *args, **kwargs)
         list_url = request.get_full_path()
         is_done = isinstance(response, HttpResponseRedirect) and response.url == list_url
         return back_to(request, list_url) if is_done else response

@@ -185,7 +185,7 @@ class LostWorker(NamedTuple):
 
     name: SafeString
     at: datetime
-    count: int
+    affected: int
     jobs: list[tuple[str, Job | None, str]]
     """Task, row, and state of each job; None and "" if the job is gone."""
 

@@ -31,10 +31,12 @@ def read(names: Sequence[str], *, using: str) -> dict[str, Waiting]:
 
 
 def describe(waiting: Waiting) -> str:
-    """Return the size as text: "1,215, of them 900 held by limits or locks", "500+" for one that was cut."""
+    """Return the size as text: "1,215, of them 900 held by limits or locks"; "500+" if it was cut."""
     size = _format(waiting.size, waiting.is_more)
     if not waiting.held:
         return size
+    if not waiting.ready:
+        return gettext("%(size)s, all held by limits or locks") % {"size": size}
     held = _format(waiting.held, waiting.held >= queues.COUNTED and waiting.is_more)
     return gettext("%(size)s, of them %(held)s held by limits or locks") % {"size": size, "held": held}
 
