@@ -6,7 +6,6 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from difflib import get_close_matches
 from typing import Any
 from zoneinfo import available_timezones
 
@@ -14,6 +13,7 @@ from django.core.checks import CheckMessage, Error, Warning, register  # noqa: A
 from django.core.exceptions import ImproperlyConfigured
 
 from .. import conf
+from ..core.suggestions import find_closest
 from ..errors import InvalidCron
 from ..tasks import cron
 from ..tasks.base import registered
@@ -72,5 +72,5 @@ def _hint(check_id: str, error: InvalidCron) -> str:
 def _suggestion(error: InvalidCron, known_names: list[str]) -> str:
     # The message quotes the name; the error has no field for it.
     given_name = error.problem.rpartition("'")[0].rpartition("'")[2]
-    suggestions = get_close_matches(given_name, known_names, n=1)
-    return f"Did you mean {suggestions[0]!r}?" if suggestions else ""
+    closest = find_closest(given_name, known_names)
+    return f"Did you mean {closest!r}?" if closest else ""

@@ -8,7 +8,6 @@ from __future__ import annotations
 import os
 import re
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from difflib import get_close_matches
 from typing import Any
 
 from django.apps import apps
@@ -24,6 +23,7 @@ from ..backend import is_checked_by_django
 from ..brokers import Broker, tls
 from ..core import locket
 from ..core.payloads import FUNCTION, queue_name
+from ..core.suggestions import find_closest
 from ..errors import InvalidPayload
 from ..store.dialects import cursor_hooks
 from ..tasks.compat import task_backends
@@ -169,8 +169,8 @@ def check_database_version(databases: Sequence[str] | None = None, **_: Any) -> 
 def _check_keys(configured: Mapping[str, Any]) -> Iterable[CheckMessage]:
     for key in configured:
         if key not in conf.DEFAULTS:
-            suggestions = get_close_matches(str(key).upper(), conf.DEFAULTS, n=1)
-            hint = f"Did you mean {suggestions[0]!r}?" if suggestions else f"Known: {', '.join(sorted(conf.DEFAULTS))}."
+            closest = find_closest(str(key), conf.DEFAULTS)
+            hint = f"Did you mean {closest!r}?" if closest else f"Known: {', '.join(sorted(conf.DEFAULTS))}."
             yield Error(f"FAKTORY: unknown key {key!r}", hint=hint, id="django_faktory.E001")
 
 

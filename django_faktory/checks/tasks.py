@@ -9,7 +9,6 @@ import os
 import sysconfig
 import traceback
 from collections.abc import Iterator, Mapping
-from difflib import get_close_matches
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -18,6 +17,7 @@ from django.core.checks import CheckMessage, Error, Warning, register  # noqa: A
 from django.utils.module_loading import import_string
 
 from ..backend import FaktoryBackend
+from ..core.suggestions import find_closest
 from ..tasks.base import import_tasks
 
 OURS = "django_faktory.backend.FaktoryBackend"
@@ -53,12 +53,8 @@ def check_backends(**_: Any) -> list[CheckMessage]:
         path = params.get("BACKEND") if isinstance(params, Mapping) else None
         problem = _problem_with_backend(path)
         if problem:
-            suggestions = get_close_matches(str(path), (OURS, *FOR_TESTS), n=1, cutoff=0.6)
-            hint = (
-                f"Did you mean {suggestions[0]!r}?"
-                if suggestions
-                else f'TASKS = {{"{alias}": {{"BACKEND": "{OURS}"}}}}'
-            )
+            closest = find_closest(str(path), (OURS, *FOR_TESTS))
+            hint = f"Did you mean {closest!r}?" if closest else f'TASKS = {{"{alias}": {{"BACKEND": "{OURS}"}}}}'
             messages.append(
                 Error(f"TASKS[{alias!r}]: BACKEND: {problem}", hint=hint, id="django_faktory.E014"),
             )

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Sequence
 from typing import Any, NoReturn
 
 from django.core.management.base import CommandError, CommandParser
@@ -17,7 +16,7 @@ _option = re.compile(r"--[A-Za-z][\w-]*")
 class Parser(CommandParser):
     """A parser of a subcommand that reports its errors as `report` does."""
 
-    def parse_known_args(self, args: Sequence[str] | None = None, namespace: Any = None) -> Any:
+    def parse_known_args(self, args: Any = None, namespace: Any = None) -> Any:
         """Parse arguments, and refuse unknown ones here: the parser of the command does not know these options."""
         namespace, unknown = super().parse_known_args(args, namespace)
         if unknown:

@@ -9,7 +9,6 @@ import os
 import socket
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
-from difflib import get_close_matches
 from typing import Any
 
 from django.core.management.base import CommandError
@@ -20,6 +19,7 @@ from ..backend import registered_queues
 from ..brokers import tls
 from ..brokers.client import parse_url
 from ..checks.security import is_loopback
+from ..core.suggestions import find_closest
 from ..errors import FaktoryError, InvalidPayload
 from ..store import sharing
 from ..store.dialects import dialect_of
@@ -148,9 +148,8 @@ def config_warnings(run_config: RunConfig) -> Iterator[str]:
     for spec in run_config.queues:
         name = spec.partition(":")[0]
         # Only a likely typo is reported: clients outside this project may push to other queues.
-        similar = get_close_matches(name, names_in_use, n=1) if name not in names_in_use else []
-        if similar:
-            yield f"queue {name!r}: no task of this project uses it; did you mean {similar[0]!r}?"
+        if name not in names_in_use and (closest := find_closest(name, names_in_use)):
+            yield f"queue {name!r}: no task of this project uses it; did you mean {closest!r}?"
 
 
 def connection_warnings(run_config: RunConfig) -> Iterator[str]:

@@ -8,13 +8,13 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from difflib import get_close_matches
 from inspect import iscoroutinefunction
 from operator import attrgetter
 from typing import Any, NamedTuple
 
 from ..core.limits import Allowance, InvalidLimit
 from ..core.payloads import FUNCTION, MAX_BACKTRACE_LINES, MAX_NAME, MAX_RESERVE_FOR, MIN_RESERVE_FOR
+from ..core.suggestions import find_closest
 
 TIMEOUT_MARGIN_S = 30
 """Minimum seconds by which a reservation exceeds the timeout: the worker must report before the broker reclaims the
@@ -67,8 +67,8 @@ def suggest_option(name: str, known: Iterable[str]) -> str:
 
 def did_you_mean(name: str, known: Iterable[str]) -> str:
     """Return a hint at the most similar of the known names, as the end of an error message; "" if none is similar."""
-    similar = get_close_matches(name, sorted(known), n=1)
-    return f"; did you mean {similar[0]!r}?" if similar else ""
+    similar = find_closest(name, known)
+    return f"; did you mean {similar!r}?" if similar else ""
 
 
 def suggest_method(name: str) -> str:

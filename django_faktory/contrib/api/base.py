@@ -116,9 +116,10 @@ class Resource(ApiView, GenericViewSet[Any]):
         if self.request.method == "DELETE":
             names |= {"reason"}
         if self.request.method in SAFE_METHODS and self.action != "retrieve":
-            names |= set(self.filterset_class.base_filters) if self.filterset_class else set()
-            if pages := self.pagination_class:
-                names |= {pages.cursor_query_param, pages.page_size_query_param}
+            filters: Any = getattr(self, "filterset_class", None)
+            pages: Any = self.pagination_class
+            names |= {*filters.base_filters} if filters else set()
+            names |= {pages.cursor_query_param, pages.page_size_query_param} if pages else set()
         return names
 
     @property

@@ -45,7 +45,7 @@ class Json(JSONRenderer):
 class Browsable(BrowsableAPIRenderer):
     """Render the page of a browser, without long texts."""
 
-    def get_content(self, renderer: Any, data: Any, accepted_media_type: str, renderer_context: Any) -> Any:
+    def get_content(self, renderer: Any, data: Any, accepted_media_type: str | None, renderer_context: Any) -> Any:
         """Return the content of the page. Each of its words is searched for links, which takes long for a long text."""
         if any(isinstance(value, Verbatim) and len(value) > MAX_SHOWN for value in _values_of(data)):
             data = {

@@ -5,7 +5,7 @@ Error messages begin like the original server's and add the remedy.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping
 from typing import Any
 
 import msgspec
@@ -102,7 +102,8 @@ def parse_mutate(text: str) -> Incremental[Mutate]:
     yield from incremental.check_depth(text)
     members = yield from incremental.members(text, max_count=MAX_MEMBERS)
     _refuse_unknown(members, ("cmd", "target", "filter"), elsewhere=[f"filter.{name}" for name in _FILTERS])
-    raw_filter, filters = members.pop("filter", "null"), {}
+    raw_filter = members.pop("filter", "null")
+    filters: dict[str, str] = {}
     if raw_filter.startswith("{"):
         filters = yield from incremental.members(raw_filter, max_count=MAX_MEMBERS)
         _refuse_unknown(filters, _FILTERS, within="filter: ")
@@ -114,7 +115,11 @@ def parse_mutate(text: str) -> Incremental[Mutate]:
         jids = yield from parse_strings(raw_jids, max_count=MAX_JIDS)
         if jids is None:
             raise InvalidPayload(f"invalid MUTATE: jids: expected an array of strings, got {abbreviate(raw_jids)}")
-    return _build_mutate(*({key: decode_value(raw) for key, raw in raw.items()} for raw in (members, filters)), jids)
+    return _build_mutate(_decode_members(members), _decode_members(filters), jids)
+
+
+def _decode_members(raw: Mapping[str, str]) -> dict[str, Any]:
+    return {key: decode_value(value) for key, value in raw.items()}
 
 
 _FILTERS = ("jids", "jobtype", "regexp")

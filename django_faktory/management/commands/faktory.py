@@ -80,12 +80,12 @@ class Command(BaseCommand):
             sys.exit(code)
 
 
-def _django_options() -> argparse.ArgumentParser:
+def _django_options() -> Parser:
     """Return a parser with the options of every Django command, accepted after the subcommand too.
 
     Its defaults are suppressed, so that they do not override options given before the subcommand.
     """
-    common = argparse.ArgumentParser(add_help=False, argument_default=argparse.SUPPRESS)
+    common = Parser(add_help=False, argument_default=argparse.SUPPRESS)
     group = common.add_argument_group("Django options")
     group.add_argument("--settings", help="The Python path of the settings module.")
     group.add_argument("--pythonpath", help="A folder to add to the Python path.")
