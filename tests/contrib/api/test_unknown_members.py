@@ -61,6 +61,16 @@ def test_a_request_with_an_unknown_member_changes_nothing_and_names_it(as_root, 
     assert stored() == before
 
 
+def test_each_method_of_each_address_refuses_an_unknown_member(as_root):
+    """Also the addresses that the document leaves out, and methods that the address does not have."""
+    before = stored()
+    for path in sorted({"", "schema/", *(path for _, path, _, _ in ENDPOINTS)}):
+        for method in ("GET", "HEAD", "OPTIONS", "POST", "PUT", "PATCH", "DELETE"):
+            for body, params in (({"dryrun": 1}, {}), (None, {"dryrun": "1"})):
+                assert as_root(method, path, body, **params).status in (400, 405), (method, path)
+    assert stored() == before
+
+
 @pytest.mark.parametrize(
     ("method", "path", "body", "params", "detail"),
     [
