@@ -152,7 +152,7 @@ def test_error_groups_report_how_many_jobs_were_examined(admin_client, monkeypat
 def test_a_group_shows_the_message_of_its_latest_failure_and_no_pattern(admin_client):
     for number, hour in enumerate((1, 3, 2)):
         fields = {"errtype": "KeyError", "failed_at": T0 + timedelta(hours=hour)}
-        JobFactory(dead=True, failure=json.dumps({"message": f"'refund_account_{number}'"}), **fields)
+        JobFactory(dead=True, failure=f"""{{"message":"'refund_account_{number}'"}}""", **fields)
     later = {"errtype": "KeyError", "failed_at": T0 + timedelta(hours=4)}
     JobFactory(retries=True, failure='{"message":"\'refund_account_9\'"}', **later)
     [group] = error_groups.group_failed(using="default").groups
