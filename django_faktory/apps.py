@@ -18,7 +18,7 @@ class FaktoryConfig(AppConfig):
         Tasks are imported later, by the commands that run them (see `tasks.base.autodiscover`).
         """
         # Imported here because importing registers them, and models can be imported only once the apps are loaded.
-        from .checks import cron, encodings, limits, security, settings, tasks  # noqa: F401
+        from .checks import cron, databases, encodings, limits, security, settings, tasks  # noqa: F401
         from .contrib.gearmonkey import checks  # noqa: F401
         from .models import hooks, proxies  # noqa: F401
         from .operations import bulk
