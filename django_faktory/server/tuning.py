@@ -47,7 +47,7 @@ class Tuning:
     """Time (up to 1.5 times this) until a job that was claimed for its client is confirmed.
 
     Most jobs have ended by then and need no statement. A job delivered less than this before its node is killed runs
-    again when its lease ends."""
+    again when its lease ends, unless its worker sends a BEAT to another node."""
 
     # --- commits and the end of the server ---
 

@@ -19,12 +19,16 @@ from ..errors import FaktoryError, InvalidPayload, UnknownWorker
 from ..models import Job, WorkerProcess
 from .chunks import chunks
 from .dialects import dialect_of
+from .dialects.base import DELIVERY_LEASE_S
 from .jobs import failures
 from .locks import locks
 from .transactions import run
 
 CHUNK = 500
 """Jobs whose reservations one statement extends."""
+
+CONFIRMED_WITHIN_S = 5.0
+"""Seconds after a delivery in which its node confirms it, unless the node was killed; see `DeliveryTracker`."""
 
 # A worker only moves forward through these states (W21).
 _ORDER = {"running": 0, "quiet": 1, "terminate": 2}
@@ -108,9 +112,13 @@ def beat(
 
 
 def _extend(beats: Sequence[Beat], at_least_s: float, *, using: str, now: datetime | None) -> None:
-    """Extend the reservations of the jobs that the beats name; with `keeps_delivered`, of all delivered jobs."""
+    """Extend the reservations of the jobs that the beats name, and of those that a killed node has probably delivered.
+
+    With `keeps_delivered`, also of all delivered jobs.
+    """
     held_jobs = [(beat.wid, jid, attempt) for beat in beats for jid, attempt in beat.held if is_storable(jid)]
     held_jobs += _find_delivered([beat.wid for beat in beats if beat.keeps_delivered and beat.wid], using=using)
+    held_jobs += _find_unconfirmed([beat.wid for beat in beats if not beat.held], using=using, now=now)
     for chunk in chunks(held_jobs, CHUNK):
         run(
             using,
@@ -129,6 +137,30 @@ def _find_delivered(wids: Sequence[str], *, using: str) -> list[tuple[str, str, 
     working = Job.objects.using(using).in_state(State.WORKING).filter(wid__in=wids)
     delivered = working.filter(Q(claim__isnull=True) | Q(claim__gte=0)).values_list("wid", "jid", "attempt")
     return run(using, lambda _: list(delivered), atomic=False)
+
+
+def _find_unconfirmed(wids: Sequence[str], *, using: str, now: datetime | None) -> list[tuple[str, str, int]]:
+    """Return (wid, jid, attempt) of jobs that were claimed for these workers by a node that did not confirm them.
+
+    That node was killed. The worker has the job, unless the node was killed in the millisecond between claim and
+    delivery. Each job is found in its first lease only, so that a job without a worker does not wait for longer than
+    one reservation.
+    """
+    moment = now or Now()
+    unconfirmed = (
+        Job.objects.using(using)
+        .in_state(State.WORKING)
+        .filter(
+            wid__in=wids,
+            claim__lt=0,
+            started_at__lt=moment - timedelta(seconds=CONFIRMED_WITHIN_S),
+            started_at__gt=moment - timedelta(seconds=DELIVERY_LEASE_S + CONFIRMED_WITHIN_S),
+            # The range of the index of running jobs: it is empty while nodes confirm their deliveries.
+            reserved_until__lt=moment + timedelta(seconds=DELIVERY_LEASE_S - CONFIRMED_WITHIN_S),
+        )
+        .values_list("wid", "jid", "attempt")
+    )
+    return run(using, lambda _: list(unconfirmed), atomic=False) if wids else []
 
 
 def advance(wids: Sequence[str] | None, state: str, *, using: str) -> int:

@@ -125,7 +125,7 @@ def test_a_worker_suspended_beyond_its_timeout_loses_its_jobs(runfaktory, tmp_pa
 
 
 class TestKilledNode:
-    """A job that a node claimed and did not deliver is released within the lease, and uses no retry."""
+    """A job that a node claimed for a worker without BEATs is released within the lease, and uses no retry."""
 
     @needs_session("prepared statements")
     def test_a_claimed_but_undelivered_job_becomes_available_again(self, nodes, client, runfaktory, address):  # noqa: F811
@@ -146,10 +146,9 @@ class TestKilledNode:
             kill(node)
         assert row.reserved_until - row.started_at <= timedelta(seconds=60)
         [other] = nodes(1, WORKER_TIMEOUT=TIMEOUT_S, POLL_INTERVAL=0.2)
-        two = client(other, **worker("wid-1"))
-        assert two.ask('BEAT {"wid":"wid-1"}') == b"+OK"
+        two = client(other, **worker("wid-2"))
         Job.objects.update(reserved_until=timezone.now() - timedelta(seconds=1))  # the lease is over
-        found = wait_until(lambda: two.ask('BEAT {"wid":"wid-1"}') == b"+OK" and two.ask("FETCH default"), 60)
+        found = wait_until(lambda: two.ask('BEAT {"wid":"wid-2"}') == b"+OK" and two.ask("FETCH default"), 60)
         assert json.loads(found)["jid"] == "not-delivered"
         again = Job.objects.get()
         assert (again.attempt, again.failures, again.losses) == (2, 0, 0)
@@ -164,5 +163,19 @@ class TestKilledNode:
         kill(first)
         assert row.reserved_until - row.started_at >= timedelta(seconds=590)
         two = client(second, **worker("wid-1"))
+        assert two.ask('ACK {"jid":"delivered"}') == b"+OK"
+        assert not Job.objects.exists()
+
+    def test_a_job_delivered_just_before_stays_with_a_worker_that_beats_elsewhere(self, nodes, client):  # noqa: F811
+        first, second = nodes(2)
+        one = client(first, **worker("wid-1"))
+        assert one.ask(push(jid="delivered", reserve_for=600)) == b"+OK"
+        assert json.loads(one.ask("FETCH default"))["jid"] == "delivered"
+        kill(first)
+        ten_seconds_ago = timezone.now() - timedelta(seconds=10)
+        Job.objects.update(started_at=ten_seconds_ago, reserved_until=ten_seconds_ago + timedelta(seconds=60))
+        two = client(second, **worker("wid-1"))
+        assert two.ask('BEAT {"wid":"wid-1"}') == b"+OK"
+        assert Job.objects.get().reserved_until > timezone.now() + timedelta(seconds=500)
         assert two.ask('ACK {"jid":"delivered"}') == b"+OK"
         assert not Job.objects.exists()

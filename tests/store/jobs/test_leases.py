@@ -269,6 +269,29 @@ class TestBeatsOfClients:
         ends = [reserved(jid=jid) for jid in (jobs[0].jid, jobs[1].jid, "of-another")]
         assert ends == [at(1700 + 1800), at(DELIVERY_S), at(1800)]
 
+    def test_a_beat_keeps_a_job_whose_node_was_killed_right_after_the_delivery(self, broker, clock):
+        """The job went to a second worker after 60 s although its own worker lived."""
+        WorkerFactory(wid="w1"), WorkerFactory(wid="w2")
+        claimed(broker, Lease.DELIVERY, payload("a", reserve_for=600))
+        broker.beat([Beat(wid="w1")])
+        assert reserved() == at(DELIVERY_S), "its node may still confirm it"
+        clock.moves(15)
+        broker.beat([Beat(wid="w2"), Beat(wid="")])
+        assert reserved() == at(DELIVERY_S)
+        broker.beat([Beat(wid="w1")])
+        assert reserved() == at(15 + 600)
+
+    def test_beats_keep_an_unconfirmed_job_for_one_reservation_and_it_uses_no_retry(self, broker, clock):
+        WorkerFactory(wid="w1")
+        claimed(broker, Lease.DELIVERY, payload("a", reserve_for=600, retry=0))
+        for seconds in range(15, 700, 15):
+            clock.moves(seconds)
+            broker.beat([Beat(wid="w1")])
+        assert reserved() == at(15 + 600)
+        assert failures.reap(using="default", now=clock.now) == 1
+        row = Job.objects.get()
+        assert (row.state, row.failures, row.losses) == ("enqueued", 0, 0)
+
 
 class TestLocks:
     def leases(self):
