@@ -242,7 +242,7 @@ SETTINGS: dict[str, Setting] = {
     "MAX_INTERRUPTIONS": Setting(
         None,
         _or_none(_integer(0)),
-        "How often the shutdown of a worker may return a job to its queue before the job fails. `None`: no limit.",
+        "How often the stop or trouble of a worker may return a job to its queue before it fails. `None`: no limit.",
     ),
     "BEAT_INTERVAL": Setting(
         15.0,

@@ -184,9 +184,9 @@ class CannotBegin(WorkerTrouble):
 
 
 class ConnectionLost(WorkerTrouble):
-    """An atomic task lost its database connection, so the database rolled back what it wrote."""
+    """A database refused a task a connection, or ended that of an atomic task and so rolled back what it wrote."""
 
-    summary = "rolled back: its database connection was lost"
+    summary = "it lost its database connection, or got none"
 
 
 class TaskTimeout(FaktoryError):

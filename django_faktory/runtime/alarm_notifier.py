@@ -20,7 +20,7 @@ from ..errors import BrokerUnavailable
 from ..operations import alarms
 from ..operations.alarms import Alarm
 from ..operations.serializers import alarm_of
-from ..store import alarm_records
+from ..store import alarm_records, sharing
 from ..store.outages import of_this_node
 
 logger = get_logger(__name__)
@@ -56,6 +56,7 @@ class AlarmNotifier:
             except Exception:  # the loop must survive: log and continue
                 logger.exception("alarms cannot be sent")
                 connections[self._alias].close()
+            sharing.give_back()
             self._stopping.wait(EVERY_S)
         connections[self._alias].close()
 

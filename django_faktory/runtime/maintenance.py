@@ -24,7 +24,7 @@ from ..brokers import configured_locket
 from ..core.logs import get_logger
 from ..core.payloads import Reservation
 from ..errors import BrokerUnavailable
-from ..store import alarm_records, notifier, queues, workers
+from ..store import alarm_records, notifier, queues, sharing, workers
 from ..store.batches import batches
 from ..store.cron import entries, runs
 from ..store.jobs import failures, releases, tracking
@@ -258,6 +258,7 @@ class Maintenance:
             connections[self.alias].close()
         else:
             of_this_node.record_success()
+            sharing.give_back()
             return result
         return None
 

@@ -16,6 +16,7 @@ from ..core.histograms import Recorder
 from ..core.logs import get_logger
 from ..errors import BrokerUnavailable
 from ..operations.statistics import read
+from ..store import sharing
 from ..store.outages import of_this_node
 from ..store.statistics import histograms
 from .statsd import Statsd, format_job_counts, format_sizes
@@ -53,6 +54,7 @@ class MetricsFlusher:
         while not self._stopping.wait(self._every_s):
             self.write()
             self.send_sizes()
+            sharing.give_back()
         self.write()
         connections[self._alias].close()
         if self._statsd:

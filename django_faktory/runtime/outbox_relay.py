@@ -12,6 +12,7 @@ from django.db import connections
 from .. import brokers
 from ..brokers.outbox import TARGET_FAILURES, Outbox
 from ..core.logs import get_logger
+from ..store import sharing
 
 logger = get_logger(__name__)
 
@@ -34,6 +35,7 @@ class OutboxRelay:
         while not self._stopping.is_set():
             # Backoff: each attempt at an unreachable target costs its connect timeout.
             pause_s = EVERY_S if self.run_once() else min(pause_s * 2, LONGEST_PAUSE_S)
+            sharing.give_back()
             self._stopping.wait(pause_s)
         self._outbox.target.close()
         for alias in self._outbox.aliases:

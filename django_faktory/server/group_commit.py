@@ -20,6 +20,7 @@ from typing import Generic, NoReturn, TypeVar
 from ..core.in_flight import InFlightExchange
 from ..core.logs import get_logger
 from ..errors import BrokerUnavailable, FaktoryError, LockTimeout
+from ..store import sharing
 
 logger = get_logger(__name__)
 
@@ -258,7 +259,8 @@ class CommitQueue(Generic[Item, Answer]):
             command_set, work = task
             began_at = time.monotonic()
             answers = self._answers([item for item, _ in command_set], work)
-            commit_thread.begin = self._lend()
+            sharing.give_back()
+            commit_thread.begin = None if sharing.is_needed() else self._lend()
             ran_s = time.monotonic() - began_at
             self._loop.call_soon_threadsafe(self._answer_set, commit_thread, command_set, answers, ran_s)
         self._reset()

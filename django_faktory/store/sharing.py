@@ -1,7 +1,7 @@
 """Share too few database connections among the threads and processes of a node.
 
 While a database has refused a connection lately because there are too many, every thread of `runfaktory` returns its
-connection after each transaction, and nothing listens for notifications. Otherwise idle threads would keep the
+connection after each piece of work, and nothing listens for notifications. Otherwise idle threads would keep the
 connections that a thread with a job, or with the end of one, needs. Processes share the state by a piece of memory that
 is created before they are forked.
 """
@@ -13,8 +13,7 @@ import struct
 import time
 from contextlib import suppress
 
-from django.db import Error
-from django.db.backends.base.base import BaseDatabaseWrapper
+from django.db import Error, connections
 
 from .database_errors import lacks_connections
 
@@ -50,8 +49,14 @@ def is_needed() -> bool:
     return _Process.shares and time.monotonic() < _LAYOUT.unpack_from(_memory)[0]
 
 
-def give_back(connection: BaseDatabaseWrapper) -> None:
-    """Close this thread's connection if connections are shared at present, and it is in no transaction."""
-    if is_needed() and not connection.in_atomic_block:
-        with suppress(Error):  # closing a broken connection may fail too; Django drops it anyway
-            connection.close()
+def give_back() -> None:
+    """Close this thread's connections, except those in a transaction, if connections are shared at present.
+
+    Loops call it after each piece of work. Not after each transaction: hooks that run after its commit would reconnect.
+    """
+    if not is_needed():
+        return
+    for connection in connections.all(initialized_only=True):
+        if not connection.in_atomic_block:
+            with suppress(Error):  # closing a broken connection may fail too; Django drops it anyway
+                connection.close()

@@ -125,12 +125,9 @@ def run(
     for attempt in range(1, DEADLOCK_ATTEMPTS + 1):
         try:
             with limit_attempt(connection), dialect_of(connection).bounded_statements(connection):
-                result = _execute_verb(connection, verb, atomic=atomic, writes=writes, snapshot=snapshot)
+                return _execute_verb(connection, verb, atomic=atomic, writes=writes, snapshot=snapshot)
         except (Error, UnicodeEncodeError) as error:
             _raise_unless_retried(connection, error, attempt, raises_lock_timeout=raises_lock_timeout)
-        else:
-            sharing.give_back(connection)
-            return result
         # Random, so that two transactions that collided do not meet again; up to 10 ms, doubled each time.
         time.sleep(random.uniform(0, min(max_pause_s, 0.005 * 2**attempt)))
     raise AssertionError("unreachable")

@@ -24,6 +24,7 @@ from typing import Any
 
 from asgiref.sync import sync_to_async
 from django.core.cache import caches
+from django.db import Error
 from django.db.transaction import TransactionManagementError
 from django.utils import timezone
 
@@ -51,6 +52,8 @@ from ..errors import (
     WorkerShutdown,
     WorkerTrouble,
 )
+from ..store import sharing
+from ..store.database_errors import first_line, lacks_connections
 from ..tasks import encryption
 from ..tasks.base import FaktoryTask, lookup
 from ..tasks.batch import enter_job
@@ -281,6 +284,9 @@ class Execution:
         object.__setattr__(self.result, "_return_value", self._value)
 
     def _report_error(self, error: BaseException) -> Failure | Interruption:
+        if isinstance(error, Error) and lacks_connections(error):  # of any database: the task is not at fault
+            sharing.record(error)
+            error = ConnectionLost(first_line(error)).with_traceback(error.__traceback__)
         if isinstance(error, WorkerTrouble) and not self._may_cause(error):
             report = payloads.trouble(self.reservation, error)
         elif isinstance(self.control.reason, WorkerShutdown):

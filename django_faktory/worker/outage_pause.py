@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import random
 
+from ..store import sharing
 from ..store.outages import Outages, of_this_node
 
 FIRST_PAUSE_S = 0.25
@@ -36,6 +37,7 @@ class OutagePause:
         return random.uniform(max_pause_s / 2, max_pause_s)
 
     def record_success(self) -> None:
-        """Record a success: the next failure starts with the shortest pause."""
+        """Record a success: the next failure starts with the shortest pause. Ends a piece of work of the loop."""
         self._failures = 0
         self._outages.record_success()
+        sharing.give_back()

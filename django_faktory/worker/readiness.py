@@ -10,6 +10,8 @@ import time
 
 from ..brokers.base import WorkerBroker
 from ..errors import FaktoryError
+from ..store import sharing
+from ..store.outages import of_this_node
 from .job_buffer import JobBuffer
 from .outage_pause import OutagePause
 
@@ -31,13 +33,17 @@ class Readiness:
         self._closing.set()
 
     def wait_with_job(self, began_at: float) -> bool:
-        """Wait until this thread can begin the job that it took at `began_at`; return False if that takes too long."""
+        """Wait until this thread can begin the job that it took at `began_at`; return False if that takes too long.
+
+        The thread then has a connection, which also serves a task that begins no transaction.
+        """
         return self._wait(began_at + self._patience_s)
 
     def wait_without_job(self) -> None:
         """Wait until this thread can begin a job, however long that takes."""
         with self._buffer.blocked_thread():
             self._wait(float("inf"))
+        sharing.give_back()
 
     def _wait(self, deadline: float) -> bool:
         outage_pause = OutagePause("jobs")
@@ -48,7 +54,7 @@ class Readiness:
             except FaktoryError as error:
                 pause_s = outage_pause.record_failure(error)
             else:
-                outage_pause.record_success()
+                of_this_node.record_success()
                 return True
             self._closing.wait(max(0.0, min(pause_s, deadline - time.monotonic())))
         return False

@@ -20,6 +20,7 @@ from ..core import payloads
 from ..core.logs import get_logger
 from ..core.payloads import LATER, Ack, Failure, Interruption, Reservation
 from ..errors import CannotBegin, ConnectionLost, FaktoryError, WorkerTrouble
+from ..store import sharing
 from ..store.outages import of_this_node
 from .async_runner import EventLoop
 from .db_cleanup import JOB_THREAD, NO_ALIASES
@@ -147,6 +148,10 @@ class ThreadPool:
         # The thread takes the next job at once; `_finish` frees the slot when the coroutine ends.
         if execution.is_async:
             self._loop.submit(job, execution.arun, lambda end: self._end_execution(execution, end, began_at))
+            return True
+        # A plain task would fail where it opens a connection; the transaction of an atomic task opens it.
+        if not execution.task.atomic and sharing.is_needed() and not self._readiness.wait_with_job(began_at):
+            self._end_execution(execution, payloads.trouble(job, CannotBegin("no database connection")), began_at)
             return True
         try:
             end: End = execution.run(self._broker, outer_aliases=NO_ALIASES)

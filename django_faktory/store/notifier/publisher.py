@@ -54,7 +54,6 @@ def announce(alias: str, queues: Collection[str]) -> None:
     to_announce = _select_to_announce(alias, queues, now=time.monotonic())
     if to_announce:
         postgresql.notify(connection, to_announce)
-        sharing.give_back(connection)
 
 
 def _select_to_announce(alias: str, queues: Collection[str], *, now: float) -> list[str]:
@@ -118,7 +117,7 @@ class Publisher:
                     connection.close()
                     connected_at = time.monotonic()
                 postgresql.notify(connection, queues, self._senders)
-                sharing.give_back(connection)
+                sharing.give_back()
                 # Announcements that arrive meanwhile are sent with the next NOTIFY; `stop` ends the wait.
                 self._stopping.wait(DEBOUNCE_S)
         connection.close()

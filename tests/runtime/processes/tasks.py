@@ -166,6 +166,13 @@ def writes_atomically(folder, name):
     time.sleep(STEP_S)
 
 
+@task(max_attempts=1, result_ttl=3600)
+def writes(folder, name):
+    _begins_as(folder, name)
+    Mark.objects.create(text=name)
+    time.sleep(STEP_S)
+
+
 @task(max_attempts=1, atomic=True, result_ttl=3600)
 def waits_atomically(folder, name):
     """Wait, in a transaction that has written, until the test creates the file `released`."""

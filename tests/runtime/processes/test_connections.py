@@ -23,6 +23,7 @@ pytestmark = [
 NODES, THREADS, JOBS = 2, 4, 300
 NODE = ("127.0.0.1:0", "--processes", "1", "--concurrency", str(THREADS), "--no-reload")
 ROLE = "limited"
+ATOMIC, PLAIN = "writes_atomically", "writes"
 
 ENQUEUE = """
 import sys, django
@@ -96,7 +97,7 @@ def all_done(cluster):
 
 
 def interruptions(cluster):
-    """Return the number of interruptions, after a check that nothing else happened to a job."""
+    """Return the number of interruptions, after a check that no job has lost an attempt or its worker."""
     [row] = cluster.execute("SELECT sum(failures), sum(losses), sum(interruptions) FROM django_faktory_job")
     assert row[:2] == (0, 0)
     return int(row[2])
@@ -113,19 +114,20 @@ def noise(program):
     return [line for line in program.lines if "job succeeded" not in line]
 
 
-@pytest.mark.parametrize("limit", [5, 9, 12, 20])
-def test_too_few_connections_cost_no_job_an_attempt(cluster, enqueue, role, runfaktory, tmp_path, limit):
-    enqueue("writes_atomically", JOBS)
+@pytest.mark.parametrize(("task", "limit"), [*((ATOMIC, limit) for limit in (5, 9, 12, 20)), (PLAIN, 5), (PLAIN, 9)])
+def test_too_few_connections_cost_no_job_an_attempt(cluster, enqueue, role, runfaktory, tmp_path, task, limit):
+    enqueue(task, JOBS)
     environment, begun_at = role(limit), time.monotonic()
     nodes = [runfaktory(*NODE, environment=environment) for _ in range(NODES)]
     wait_until(lambda: all_done(cluster), 300, every_s=0.2, what="all jobs have succeeded")
     took_s = time.monotonic() - begun_at
     print(  # noqa: T201  (pytest -s shows it)
-        f"limit {limit}: {took_s:.1f} s, {interruptions(cluster)} interruptions,"
+        f"{task}, limit {limit}: {took_s:.1f} s, {interruptions(cluster)} interruptions,"
         f" lines {[len(noise(node)) for node in nodes]}"
     )
-    assert runs(tmp_path) == {str(number): 1 for number in range(JOBS)}
-    assert interruptions(cluster) <= JOBS
+    if task == ATOMIC:
+        assert runs(tmp_path) == {str(number): 1 for number in range(JOBS)}
+    assert interruptions(cluster) <= JOBS / 10
     for node in nodes:
         assert len(noise(node)) <= took_s + 6, "one line a second, and those of the start"
         assert len([line for line in noise(node) if "connections needed" in line]) == 1
