@@ -9,7 +9,6 @@ is created before they are forked.
 from __future__ import annotations
 
 import mmap
-import struct
 import time
 from contextlib import suppress
 
@@ -20,8 +19,9 @@ from .database_errors import lacks_connections
 SHARE_S = 60.0
 """Seconds after a refusal in which connections are shared."""
 
-_LAYOUT = struct.Struct("d")
-_memory = mmap.mmap(-1, _LAYOUT.size)
+until = memoryview(mmap.mmap(-1, 8)).cast("d")
+"""When sharing ends, on the clock of `time.monotonic`: `until[0]` is 0 unless there was a shortage. What runs for each
+job checks that first, since a call would cost each job more."""
 
 
 class _Process:
@@ -41,12 +41,12 @@ def record(error: BaseException) -> None:
 
 def record_shortage() -> None:
     """Share connections from now on, for `SHARE_S`."""
-    _LAYOUT.pack_into(_memory, 0, time.monotonic() + SHARE_S)
+    until[0] = time.monotonic() + SHARE_S
 
 
 def is_needed() -> bool:
     """Return whether this process should return its connections."""
-    return _Process.shares and time.monotonic() < _LAYOUT.unpack_from(_memory)[0]
+    return _Process.shares and time.monotonic() < until[0]
 
 
 def give_back() -> None:

@@ -55,8 +55,9 @@ class EventLoop:
         with self._starting:
             if self._thread is None:
                 # Daemon threads: a coroutine that does not end must not keep the process from ending.
-                self._thread = threading.Thread(target=self._run, name=ASYNC_THREAD, daemon=True)
-                self._thread.start()
+                thread = threading.Thread(target=self._run, name=ASYNC_THREAD, daemon=True)
+                thread.start()  # before the assignment: if there can be no thread, the next job tries again
+                self._thread = thread
                 threading.Thread(target=self._watch, name=f"{ASYNC_THREAD}-watch", daemon=True).start()
         self._started.wait()
         # `_loop` exists only after `_started` is set.

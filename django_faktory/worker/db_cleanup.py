@@ -110,7 +110,8 @@ def reset_connections(outer_aliases: frozenset[str] = NO_ALIASES) -> list[str]:
             # With CONN_HEALTH_CHECKS Django then checks the connection at the next job's first query. The stubs lack
             # the attribute.
             connection.health_check_done = False  # type: ignore[attr-defined]
-    sharing.give_back()
+    if sharing.until[0]:
+        sharing.give_back()
     if settings.DEBUG:
         reset_queries()
     return left_open

@@ -65,7 +65,7 @@ from .db_cleanup import drop_connections, in_transaction, reset_connections, res
 from .interrupt import InterruptibleControl
 from .job_buffer import Report
 from .job_log import lines_of, running_control
-from .suspects import may_end_connections
+from .suspects import has_often_met
 from .unknown_jobs import defer_to_newer_worker
 
 logger = get_logger(__name__)
@@ -298,7 +298,7 @@ class Execution:
         return report
 
     def _may_cause(self, error: WorkerTrouble) -> bool:
-        return isinstance(error, ConnectionLost) and may_end_connections(self.reservation)
+        return isinstance(error, ConnectionLost) and has_often_met(self.reservation, ConnectionLost)
 
     def _build_failure(self, error: BaseException) -> Failure:
         job = self.reservation

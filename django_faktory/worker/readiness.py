@@ -19,6 +19,10 @@ PATIENCE_S = 5.0
 """Seconds that a job waits in its thread until it can begin; then it is released, for a worker that may be able to."""
 
 
+PAUSE_S = 1.0
+"""Seconds of `Readiness.pause`."""
+
+
 class Readiness:
     """Wait for the broker in threads that cannot begin a job; the worker claims nothing for them meanwhile."""
 
@@ -44,6 +48,11 @@ class Readiness:
         with self._buffer.blocked_thread():
             self._wait(float("inf"))
         sharing.give_back()
+
+    def pause(self) -> None:
+        """Take no job for a moment, since something other than the broker keeps this process from beginning jobs."""
+        with self._buffer.blocked_thread():
+            self._closing.wait(PAUSE_S)
 
     def _wait(self, deadline: float) -> bool:
         outage_pause = OutagePause("jobs")

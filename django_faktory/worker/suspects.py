@@ -1,4 +1,4 @@
-"""Recognize jobs that may cause the trouble of their workers: those that lost a worker twice, or many connections.
+"""Recognize jobs that may cause the trouble of their workers: those that lost a worker twice, or met much else.
 
 A job that lost its worker twice runs alone, so that a third loss identifies one job (W20). Reads the job's history,
 which a claim returns for jobs that have one, so that plain jobs cost nothing. Another Faktory server sends no history;
@@ -12,7 +12,7 @@ from typing import NamedTuple
 from ..core import payloads
 from ..core.lifecycle import MAX_LOSSES, WORKER_LOST
 from ..core.payloads import LATER, Failure, Reservation, parse_instant
-from ..errors import ConnectionLost, InvalidPayload
+from ..errors import InvalidPayload, WorkerTrouble
 from ..tasks.results import Attempt, attempts_of, runs_of
 
 
@@ -29,9 +29,9 @@ class SuspectLimits(NamedTuple):
 DEFAULT_SUSPECT_LIMITS = SuspectLimits()
 """The limits of a worker in production; tests use shorter ones."""
 
-MAX_CONNECTIONS_LOST = 10
-"""Interrupted runs of one job that lost their connection; the next one counts as a failure. A history has the latest
-ten interruptions, so that a job with longer trouble is not affected while deployments interrupt it too."""
+MOST_INTERRUPTIONS = 10
+"""Interruptions by one kind of trouble in the history of a job; the next one counts as a failure. A history keeps the
+latest ten interruptions of all kinds."""
 
 PAUSE_S = 5.0
 """Seconds until a deferred suspect is ready again; meanwhile the process fetches other jobs."""
@@ -43,15 +43,15 @@ def is_suspect(job: Reservation) -> bool:
     return WORKER_LOST in job.history and len(_losses(job)) >= MAX_LOSSES - 1
 
 
-def may_end_connections(job: Reservation) -> bool:
-    """Return whether so many runs of this job lost their database connection that its task may be the cause.
+def has_often_met(job: Reservation, trouble: type[WorkerTrouble]) -> bool:
+    """Return whether this trouble has interrupted the job so often that its task may be the cause.
 
     A statement that is too large for MariaDB, or that crashes the server, looks like an outage to its driver.
     """
-    if ConnectionLost.__name__ not in job.history:
+    name = trouble.__name__
+    if name not in job.history:
         return False
-    lost = [run for run in runs_of(job.history) if run.is_interruption and run.errtype == ConnectionLost.__name__]
-    return len(lost) >= MAX_CONNECTIONS_LOST
+    return sum(run.is_interruption and run.errtype == name for run in runs_of(job.history)) >= MOST_INTERRUPTIONS
 
 
 def wait_s(job: Reservation, *, limits: SuspectLimits = DEFAULT_SUSPECT_LIMITS) -> float:

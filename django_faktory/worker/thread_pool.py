@@ -29,6 +29,7 @@ from .job_buffer import JobBuffer, Report
 from .job_monitor import JobMonitor, MonitorLimits
 from .progress import ProgressWriter
 from .readiness import Readiness
+from .suspects import has_often_met
 
 logger = get_logger(__name__)
 
@@ -126,13 +127,26 @@ class ThreadPool:
             try:
                 execution = prepare(job)
             except Exception as error:  # noqa: BLE001  (the thread must survive)
-                self._finish(job, error, began_at)
+                self._finish_unbegun(job, error, began_at)
                 return
             if not isinstance(execution, Execution):
                 self._finish(job, execution, began_at)
                 return
             if self._execute(execution, began_at):
                 return
+
+    def _finish_unbegun(self, job: Reservation, error: Exception, began_at: float) -> None:
+        """Finish a job that the worker's own code could not begin.
+
+        It is interrupted if the worker lacks something, such as a thread or a file to import, but not again and again:
+        then the job may be the cause.
+        """
+        lacks_something = isinstance(error, ImportError | MemoryError | OSError | RuntimeError)
+        if not lacks_something or has_often_met(job, CannotBegin):
+            self._finish(job, error, began_at)
+            return
+        self._finish(job, payloads.trouble(job, CannotBegin(f"{type(error).__name__}: {error}")), began_at)
+        self._readiness.pause()
 
     def _execute(self, execution: Execution, began_at: float) -> bool:
         """Run the job and finish it; return False, with nothing done, if it could not begin and may begin now."""
@@ -147,10 +161,15 @@ class ThreadPool:
         self._monitor.add(execution)
         # The thread takes the next job at once; `_finish` frees the slot when the coroutine ends.
         if execution.is_async:
-            self._loop.submit(job, execution.arun, lambda end: self._end_execution(execution, end, began_at))
+            try:
+                self._loop.submit(job, execution.arun, lambda end: self._end_execution(execution, end, began_at))
+            except RuntimeError as error:  # it could not start its thread
+                self._monitor.remove(execution)
+                self._finish_unbegun(job, error, began_at)
             return True
         # A plain task would fail where it opens a connection; the transaction of an atomic task opens it.
-        if not execution.task.atomic and sharing.is_needed() and not self._readiness.wait_with_job(began_at):
+        needs_connection = sharing.until[0] and sharing.is_needed() and not execution.task.atomic
+        if needs_connection and not self._readiness.wait_with_job(began_at):
             self._end_execution(execution, payloads.trouble(job, CannotBegin("no database connection")), began_at)
             return True
         try:
