@@ -107,15 +107,17 @@ class Migration(migrations.Migration):
                 ('id', models.BigAutoField(auto_created=True, primary_key=True, serialize=False, verbose_name='ID')),
                 ('kind', django_faktory.models.fields.ExactCharField(max_length=40)),
                 ('subject', django_faktory.models.fields.ExactCharField(default='', max_length=255)),
+                ('way', django_faktory.models.fields.ExactCharField(default='', help_text='How messages are sent; empty: none is sent about it.', max_length=20)),
                 ('text', models.TextField(db_default='', default='')),
                 ('began_at', models.DateTimeField(db_default=django.db.models.functions.datetime.Now())),
                 ('jobs', models.JSONField(default=list, help_text='Of a lost worker: jid, jobtype and queue of jobs that it ran.')),
                 ('affected', models.IntegerField(db_default=1, default=1, help_text='Number of these jobs, of which some are kept.')),
                 ('notified_at', models.DateTimeField(help_text='Time of the latest message about it.', null=True)),
+                ('claimed_until', models.DateTimeField(help_text='Until then, a node is sending a message in this way.', null=True)),
             ],
             options={
                 'default_permissions': (),
-                'constraints': [models.UniqueConstraint(fields=('kind', 'subject'), name='faktory_alarm')],
+                'constraints': [models.UniqueConstraint(fields=('kind', 'subject', 'way'), name='faktory_alarm')],
             },
         ),
         migrations.CreateModel(

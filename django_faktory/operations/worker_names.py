@@ -14,6 +14,6 @@ def read(wids: Iterable[str], *, using: str) -> dict[str, str]:
     rows = WorkerProcess.objects.using(using).filter(wid__in=wanted).only("wid", "hostname", "pid") if wanted else ()
     names = {row.wid: row.name for row in rows}
     if unknown := wanted - names.keys():
-        lost = AlarmRecord.objects.using(using).filter(kind=alarm_records.LOST_WORKER, subject__in=unknown)
+        lost = AlarmRecord.objects.using(using).filter(kind=alarm_records.LOST_WORKER, way="", subject__in=unknown)
         names |= dict(lost.values_list("subject", "text"))
     return names

@@ -1,6 +1,7 @@
 """Send alarms by e-mail and to a webhook (`AlarmNotifier`): one message for all new alarms, one when they have ended.
 
-Every node runs the loop; a row lock ensures that only one node sends each message (`store.alarm_records`).
+Every node runs the loop; a claim ensures that only one node sends each message (`store.alarm_records`). The ways are
+independent: each has its own records, claims and repetitions.
 """
 
 from __future__ import annotations
@@ -8,8 +9,8 @@ from __future__ import annotations
 import json
 import threading
 import urllib.request
-from collections.abc import Callable, Sequence
-from urllib.error import URLError
+from collections.abc import Callable, Mapping, Sequence
+from functools import partial
 
 from django.core.mail import send_mail
 from django.db import connections
@@ -65,12 +66,28 @@ class AlarmNotifier:
         self._stopping.set()
 
     def run_once(self) -> bool:
-        """Send a message if one is due; return whether it was sent."""
+        """Send a message in each way in which one is due; return whether any was sent."""
         found = {
             (alarm.kind, alarm.subject): alarm for alarm in alarms.read_now(using=self._alias, slow_s=self._slow_s)
         }
+        ways: dict[str, Callable[[Sequence[Alarm], Sequence[str]], object]] = {}
+        if recipients := conf.get("ALARM_EMAILS"):
+            ways["e-mail"] = partial(_mail, list(recipients))
+        if url := conf.get("ALARM_WEBHOOK"):
+            ways["webhook"] = partial(_post, url)
+        results = [self._send(way, send, found) for way, send in ways.items()]  # a list: none is skipped
+        return any(results)
+
+    def _send(
+        self,
+        way: str,
+        send: Callable[[Sequence[Alarm], Sequence[str]], object],
+        found: Mapping[alarm_records.Key, Alarm],
+    ) -> bool:
+        texts = {key: alarm.text for key, alarm in found.items()}
         message = alarm_records.claim_message(
-            {key: alarm.text for key, alarm in found.items()},
+            texts,
+            way,
             using=self._alias,
             confirm_s=self._confirm_s,
             repeat_s=conf.get("ALARM_REPEAT"),
@@ -78,26 +95,18 @@ class AlarmNotifier:
         )
         if message is None:
             return False
-        due = [found[key] for key in message.due]
-        if self._send(due, message.resolved):
-            return True
-        alarm_records.forget_message(message, using=self._alias)
-        return False
-
-    def _send(self, due: Sequence[Alarm], resolved: Sequence[str]) -> bool:
-        """Send the message by each configured way (e-mail, webhook); return False if every way failed."""
-        due = sorted(due, key=lambda alarm: not alarm.is_critical)
-        subject, body = build_subject(due, resolved), build_body(due, resolved)
-        is_sent = False
-        if recipients := conf.get("ALARM_EMAILS"):
-            is_sent |= _attempt("e-mail", lambda: send_mail(f"[Faktory] {subject}", body, None, list(recipients)))
-        if url := conf.get("ALARM_WEBHOOK"):
-            document: dict[str, object] = {
-                "text": f"{subject}\n{body}",
-                "alarms": [alarm_of(alarm) for alarm in due[:SHOWN]],
-                "resolved": list(resolved[:SHOWN]),
-            }
-            is_sent |= _attempt("webhook", lambda: _post(url, document))
+        due = sorted((found[key] for key in message.due), key=lambda alarm: not alarm.is_critical)
+        is_sent = True
+        try:
+            send(due, list(message.ended.values()))
+        except Exception as error:  # noqa: BLE001  (of a mail backend, or of a server that speaks no HTTP)
+            is_sent = False
+            logger.warning(
+                "alarms could not be sent, they are sent again way=%s error=%s: %s", way, type(error).__name__, error
+            )
+        else:
+            logger.info("alarms sent way=%s", way)
+        alarm_records.settle_message(message, texts, using=self._alias, is_sent=is_sent)
         return is_sent
 
 
@@ -130,17 +139,16 @@ def _one_line(text: str) -> str:
     return "".join(char if char.isprintable() else "\ufffd" for char in text)[:200]
 
 
-def _attempt(way: str, send: Callable[[], object]) -> bool:
-    try:
-        send()
-    except (OSError, URLError, ValueError) as error:  # network, SMTP, invalid address
-        logger.warning("alarms could not be sent, they are sent again way=%s error=%s", way, error)
-        return False
-    logger.info("alarms sent way=%s", way)
-    return True
+def _mail(recipients: list[str], due: Sequence[Alarm], resolved: Sequence[str]) -> None:
+    send_mail(f"[Faktory] {build_subject(due, resolved)}", build_body(due, resolved), None, recipients)
 
 
-def _post(url: str, document: dict[str, object]) -> None:
+def _post(url: str, due: Sequence[Alarm], resolved: Sequence[str]) -> None:
+    document: dict[str, object] = {
+        "text": f"{build_subject(due, resolved)}\n{build_body(due, resolved)}",
+        "alarms": [alarm_of(alarm) for alarm in due[:SHOWN]],
+        "resolved": list(resolved[:SHOWN]),
+    }
     request = urllib.request.Request(  # noqa: S310  (the setting allows http and https only)
         url, json.dumps(document).encode(), {"Content-Type": "application/json"}, method="POST"
     )

@@ -2,15 +2,20 @@
 
 import json
 import threading
+from contextlib import contextmanager
 from datetime import timedelta
+from functools import partial
 from http.server import BaseHTTPRequestHandler, HTTPServer
 
 import pytest
 from django.core import mail
+from django.core.mail import send_mail
+from django.core.mail.backends.base import BaseEmailBackend
 from django.db.models import F
 
 from django_faktory.models import AlarmRecord, Queue
 from django_faktory.operations import alarms
+from django_faktory.runtime import alarm_notifier
 from django_faktory.runtime.alarm_notifier import AlarmNotifier, make_alarm_notifier
 from django_faktory.runtime.maintenance import Maintenance
 from django_faktory.store import shared_reads
@@ -63,6 +68,9 @@ class Handler(BaseHTTPRequestHandler):
     def do_POST(self):
         text = self.rfile.read(int(self.headers["Content-Length"]))
         self.server.documents.append(json.loads(text))
+        if self.server.status is None:
+            self.wfile.write(b"no HTTP\r\n\r\n")
+            return
         self.send_response(self.server.status)
         self.end_headers()
 
@@ -170,6 +178,79 @@ def test_a_message_that_could_not_be_sent_is_sent_at_the_next_look(settings, web
         webhook.status = 200
         assert notifier().run_once()
     assert webhook.documents[-1]["resolved"] == ["Queue mail is paused; waiting: 1"]
+
+
+class OwnError(Exception):
+    """An error of a mail backend that is no error of SMTP or of the network."""
+
+
+class Killed(BaseException):
+    """Ends the notifier as SIGKILL does: nothing after it runs."""
+
+
+class BrokenBackend(BaseEmailBackend):
+    def __init__(self, error):
+        super().__init__()
+        self.error = error
+
+    def send_messages(self, messages):
+        raise self.error
+
+
+@pytest.fixture
+def broken_mail(monkeypatch):
+    """Return a context manager within which sending a mail raises this error."""
+
+    @contextmanager
+    def break_mail(error):
+        with monkeypatch.context() as patch:
+            patch.setattr(alarm_notifier, "send_mail", partial(send_mail, connection=BrokenBackend(error)))
+            yield
+
+    return break_mail
+
+
+@pytest.fixture
+def both_ways(settings, webhook):
+    settings.FAKTORY = {**settings.FAKTORY, "ALARM_EMAILS": ["on-call@example.org"]}
+    return webhook
+
+
+@pytest.mark.parametrize("status", [None, 503])
+def test_a_webhook_that_failed_is_tried_again_and_the_mail_is_not_sent_again(both_ways, status):
+    pause_a_queue()
+    both_ways.status = status
+    assert notifier(pause_s=300).run_once(), "the e-mail was sent"
+    both_ways.status = 200
+    assert notifier(pause_s=300).run_once()
+    assert not notifier(pause_s=300).run_once()
+    assert (len(mail.outbox), len(both_ways.documents)) == (1, 2)
+    Queue.objects.update(paused_at=None)
+    both_ways.status = status
+    assert notifier().run_once()
+    both_ways.status = 200
+    assert notifier().run_once()
+    assert both_ways.documents[-1]["resolved"] == ["Queue mail is paused; waiting: 1"]
+    assert len(mail.outbox) == 2
+
+
+def test_a_mail_backend_that_raises_an_error_of_its_own_stops_neither_the_webhook_nor_the_loop(both_ways, broken_mail):
+    pause_a_queue()
+    with broken_mail(OwnError("no route")):
+        assert notifier().run_once(), "the webhook was called"
+        assert not notifier().run_once()
+    assert notifier().run_once()
+    assert (len(mail.outbox), len(both_ways.documents)) == (1, 1)
+
+
+def test_the_message_of_a_node_that_was_killed_while_it_sent_is_sent_by_another_after_a_minute(broken_mail):
+    pause_a_queue()
+    with broken_mail(Killed()), pytest.raises(Killed):
+        notifier().run_once()
+    assert not notifier().run_once(), "the claim of the first node has not lapsed"
+    AlarmRecord.objects.update(claimed_until=F("claimed_until") - timedelta(seconds=61))
+    assert notifier().run_once()
+    assert len(mail.outbox) == 1
 
 
 def test_there_is_a_pause_between_two_messages():
