@@ -15,6 +15,7 @@ from django.utils.translation import gettext_lazy as _
 
 from ..core.lifecycle import State
 from ..models import Job, JobLock
+from ..models.permissions import may_see
 from ..operations import worker_names
 from ..store.jobs import transitions
 from .base import CappedPaginator, ReadOnlyAdmin, SafeChangeList, alias_of, requires_permission
@@ -37,9 +38,7 @@ class LockList(SafeChangeList):
         """Fetch the page's rows and attach `worker_name` to each."""
         super().get_results(request)
         rows: list[Any] = list(self.result_list)
-        names = worker_names.read([row.wid for row in rows], using=alias_of(rows[0])) if rows else {}
-        for row in rows:
-            row.worker_name = names.get(row.wid, "")
+        _attach_names(request, rows)
         # A list: iterating the queryset again would load rows without the attribute.
         self.result_list = rows
 
@@ -65,6 +64,12 @@ class JobLockAdmin(ReadOnlyAdmin):
         (_("Times"), {"fields": ("since", "until", "lease")}),
     )
 
+    def get_object(self, request: HttpRequest, object_id: str, from_field: str | None = None) -> Any:
+        """Read a lock with the name of its worker."""
+        lock = super().get_object(request, object_id, from_field)
+        _attach_names(request, [] if lock is None else [lock])
+        return lock
+
     @admin.display(description=_("token"))
     def token(self, lock: JobLock) -> int:
         """Return the fencing token, which the holder can attach to its writes."""
@@ -78,8 +83,6 @@ class JobLockAdmin(ReadOnlyAdmin):
     @admin.display(description=_("worker"), ordering="wid")
     def worker(self, lock: Any) -> SafeString | str:
         """Return host and process of the worker that runs the job."""
-        if not hasattr(lock, "worker_name"):  # the page of one lock
-            lock.worker_name = worker_names.read([lock.wid], using=alias_of(lock)).get(lock.wid, "")
         return render_worker(lock.wid, lock.worker_name) if lock.wid else "–"
 
     @admin.display(description=_("since"), ordering="acquired_at")
@@ -141,6 +144,14 @@ def holder_of(job: Job) -> SafeString | str:
     is_own = lock.pk == job.lock_token
     text = gettext("this job, {job}, until {time}") if is_own else gettext("another job, {job}, until {time}")
     return format_html(text, job=link, time=render_time(lock.expires_at))
+
+
+def _attach_names(request: HttpRequest, locks: list[Any]) -> None:
+    # Host names need the permission to view workers.
+    is_visible = bool(locks) and may_see(request.user, "workerprocess")
+    names = worker_names.read([lock.wid for lock in locks], using=alias_of(locks[0])) if is_visible else {}
+    for lock in locks:
+        lock.worker_name = names.get(lock.wid, "")
 
 
 def _describe(lock: JobLock) -> str:

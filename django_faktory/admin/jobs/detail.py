@@ -24,13 +24,13 @@ from django.utils.translation import gettext_lazy as _
 from ... import conf
 from ...core.json.fields import parse_instant
 from ...core.json.jsontext import decode, items, last_members
-from ...core.lifecycle import State
+from ...core.lifecycle import WORKER_LOST, State
 from ...core.payloads import LOGGED
 from ...core.queries import split_about
 from ...errors import FaktoryError
 from ...models import Batch, Job, Limiter, Tracking
 from ...models.cron import CronRun
-from ...models.permissions import may
+from ...models.permissions import may, may_see
 from ...operations import error_groups, waiting, worker_names
 from ...operations.edit import EDITABLE
 from ...operations.signatures import bind, find_task
@@ -115,11 +115,10 @@ def build_context(
         if text:
             shown_texts[name] = build_shown_text(payload, urls["payload"], format_json(text))
     timeline = build_timeline(job, stored["history"])
-    names = worker_names.read([job.wid, *(entry.worker for entry in timeline)], using=alias_of(job))
-    timeline = [
-        entry._replace(worker=render_worker(entry.worker, names.get(entry.worker, ""))) if entry.worker else entry
-        for entry in timeline
-    ]
+    names = {}
+    if may_see(request.user, "workerprocess"):  # host names need this permission
+        names = worker_names.read([job.wid, *(entry.worker for entry in timeline)], using=alias_of(job))
+    timeline = [_name_worker(entry, names) if entry.worker else entry for entry in timeline]
     return {
         "job": job,
         "status": STATUS_WORDS.get(State(job.state), STATES[job.state]),
@@ -344,6 +343,12 @@ def _build_current_entry(job: Job) -> TimelineEntry:
 
 def _format_span(started_at: datetime | None, ended_at: datetime | None) -> str:
     return format_duration((ended_at - started_at).total_seconds()) if started_at and ended_at else ""
+
+
+def _name_worker(entry: TimelineEntry, names: Mapping[str, str]) -> TimelineEntry:
+    name = names.get(entry.worker, entry.worker)
+    message = entry.message.replace(entry.worker, name) if entry.error == WORKER_LOST else entry.message
+    return entry._replace(worker=render_worker(entry.worker, name), message=message)
 
 
 def _link_reason(job: Job) -> SafeString | str | None:

@@ -132,7 +132,7 @@ def _read_numbers(parts: Sequence[str], *, using: str) -> OverviewData:
         charts=[_build_recent_chart(now, using), _build_daily_chart(now, using)],
         queues=sorted(queue_lines.fullest, key=lambda line: line.name),
         hidden_queues=queue_lines.total - len(queue_lines.fullest),
-        running=_read_running(now, worker_lines or (), using) if "running" in parts else None,
+        running=_read_running(now, worker_lines, using) if "running" in parts else None,
         workers=worker_lines,
         alarms=[],
         groups=_read_largest_groups(using) if "errors" in parts else None,
@@ -179,13 +179,14 @@ def build_queue_lines(rows: Sequence[Queue], *, using: str) -> list[QueueLine]:
     return [_build_queue_line(row.name, waiting[row.name], is_paused=row.paused_at is not None) for row in rows]
 
 
-def _read_running(now: datetime, shown: Sequence[WorkerLine], using: str) -> list[tuple[Job, str, SafeString]]:
+def _read_running(now: datetime, shown: Sequence[WorkerLine] | None, using: str) -> list[tuple[Job, str, SafeString]]:
     """Return the jobs that have run longest, each with the time since its start and its worker."""
     # Without the long texts, which no list shows.
     columns = ("jid", "jobtype", "queue", "wid", "started_at", "about")
     jobs = list(Job.objects.using(using).working().order_by("started_at").only(*columns)[:ROWS_SHOWN])
-    names = {line.worker.wid: line.worker.name for line in shown}
-    names |= worker_names.read({job.wid for job in jobs} - names.keys(), using=using)
+    names = {line.worker.wid: line.worker.name for line in shown or ()}
+    if shown is not None:  # users who may not see workers get no host names
+        names |= worker_names.read({job.wid for job in jobs} - names.keys(), using=using)
     return [(job, format_age(job.started_at or now), render_worker(job.wid, names.get(job.wid, ""))) for job in jobs]
 
 

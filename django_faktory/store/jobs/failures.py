@@ -226,15 +226,13 @@ def reclaim_lost(
     working = Job.objects.using(using).filter(state=State.WORKING, wid__in=wids)
     # Read once: a process that was suspended may resume now and claim the same jobs again, which are not lost then.
     held = run(using, lambda _: list(working.order_by("id").only(*_LOST_COLUMNS)), atomic=False)
-    present = WorkerProcess.objects.using(using).filter(wid__in=wids)
-    names = run(using, lambda _: {worker.wid: worker.name for worker in present}, atomic=False)
 
     def verb(connection: BaseDatabaseWrapper, held: Sequence[Job]) -> int:
         attempts = {job.pk: job.attempt for job in held}
         transaction = _FailureTransaction(using, now, dead_for_s, _default_rng)
         rows = working.filter(pk__in=attempts).order_by("id").select_for_update(skip_locked=True)
         locked = [job for job in rows if job.attempt == attempts[job.pk]]
-        return transaction.lose_rows(connection, locked, reason=reason, names=names)
+        return transaction.lose_rows(connection, locked, reason=reason)
 
     # At most `CHUNK` jobs per transaction: a worker may hold many, and their rows stay locked until the commit.
     reclaimed = sum(run(using, partial(verb, held=chunk)) for chunk in chunks(held, CHUNK))
@@ -393,18 +391,8 @@ class _FailureTransaction:
         self._changes += [counters.Change(job, to) for job, to in changes]
         self._tally += tally
 
-    def lose_rows(
-        self,
-        connection: BaseDatabaseWrapper,
-        jobs: Sequence[Job],
-        *,
-        reason: str = "",
-        names: Mapping[str, str] | None = None,
-    ) -> int:
-        """Take locked rows from their lost workers, and return their number. Cancelled jobs are discarded.
-
-        `names` has the names of workers by wid.
-        """
+    def lose_rows(self, connection: BaseDatabaseWrapper, jobs: Sequence[Job], *, reason: str = "") -> int:
+        """Take locked rows from their lost workers, and return their number. Cancelled jobs are discarded."""
         if not jobs:
             return 0
         cancelled = [job for job in jobs if job.is_cancelled]
@@ -413,7 +401,7 @@ class _FailureTransaction:
         now = clock_of(connection, self.now)
         lock_holders = self._collect_holds(lost)
         for job in lost:
-            self._apply_loss(job, now, reason, (names or {}).get(job.wid, job.wid))
+            self._apply_loss(job, now, reason)
         dialect_of(connection).save(connection, _columns_to_save(lost), now, Tally())
         dead = sum(job.state == State.DEAD for job in lost)
         self._changes += [counters.Change(job, State(job.state)) for job in lost]
@@ -481,11 +469,11 @@ class _FailureTransaction:
         self._apply_outcome(job, outcome, now)
         return outcome.state
 
-    def _apply_loss(self, job: Job, now: datetime, reason: str, worker: str) -> None:
+    def _apply_loss(self, job: Job, now: datetime, reason: str) -> None:
         job.losses += 1
         state = outcome_of_loss(job.losses)
         cause = f": {reason}" if reason else ""
-        message = f"worker {worker} was lost while it ran this job ({job.losses} of {MAX_LOSSES}){cause}"
+        message = f"worker {job.wid} was lost while it ran this job ({job.losses} of {MAX_LOSSES}){cause}"
         failure = Failure(jid=job.jid, errtype=WORKER_LOST, message=message)
         if state is State.DEAD:
             self._record_failure(job, failure, FailureOutcome(state), now)
