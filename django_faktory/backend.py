@@ -301,11 +301,16 @@ def _get_job(jid: object) -> Job:
 
     Raises TaskResultDoesNotExist. Ids that no job can have are rejected without a query.
     """
-    from .models import Job  # not at module level: apps are still loading then
+    # Not at module level: apps are still loading then.
+    from .models import Job
+    from .store.transactions import run
 
     # PostgreSQL raises for a NUL, which is not printable.
     if isinstance(jid, str) and MIN_JID <= len(jid) <= MAX_NAME and jid.isprintable():
-        row = Job.objects.using(conf.get("DATABASE")).filter(jid=jid).first()
+        alias = conf.get("DATABASE")
+        row = run(alias, lambda _: Job.objects.using(alias).filter(jid=jid).first(), atomic=False)
         if row is not None:
             return row
-    raise TaskResultDoesNotExist(jid)
+    raise TaskResultDoesNotExist(
+        f"no job has the id {jid!r:.80}: it is wrong, or the job's row was deleted, result_ttl seconds after its end"
+    )

@@ -121,6 +121,8 @@ def run(
                 return verb(connection)
         except (Error, UnicodeEncodeError) as error:
             _raise_refused_data(error)
+            if advice := remedy(error):
+                raise BrokerUnavailable(f"database unavailable: {first_line(error)}{advice}") from error
             raise
     for attempt in range(1, DEADLOCK_ATTEMPTS + 1):
         try:

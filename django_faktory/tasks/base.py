@@ -13,9 +13,22 @@ from dataclasses import dataclass, field, replace
 from datetime import datetime, timedelta
 from inspect import iscoroutinefunction
 from types import GenericAlias
-from typing import TYPE_CHECKING, Any, Concatenate, Literal, ParamSpec, TypedDict, TypeVar, Unpack, overload
+from typing import (
+    TYPE_CHECKING,
+    Any,
+    ClassVar,
+    Concatenate,
+    Literal,
+    NoReturn,
+    ParamSpec,
+    TypedDict,
+    TypeVar,
+    Unpack,
+    overload,
+)
 
 from django.apps import apps
+from django.core.exceptions import SynchronousOnlyOperation
 from django.utils import timezone
 from django.utils.module_loading import autodiscover_modules, module_has_submodule
 
@@ -32,6 +45,7 @@ from .compat import (
     Task,
     TaskResult,
 )
+from .coroutines import coroutine_error
 from .options import OPTIONS, classes_of, options_at_run, suggest_method, suggest_option
 from .redaction import describe_value
 
@@ -174,10 +188,7 @@ class FaktoryTask(GenericTask[P, R]):
     """Delay that is counted from each enqueue; set by `using(run_after=timedelta)`."""
 
     if TYPE_CHECKING:
-        # Django's methods, with the class that this backend returns.
-        def get_result(self, result_id: str) -> JobResult[P, R]:
-            """Return the result of a job of this task."""
-
+        # Django's method, with the class that this backend returns.
         async def aget_result(self, result_id: str) -> JobResult[P, R]:
             """Return the result of a job of this task."""
 
@@ -188,6 +199,16 @@ class FaktoryTask(GenericTask[P, R]):
         def __getattr__(self, name: str) -> Any:
             """Raise an AttributeError that names the attribute's equivalent here, for users of other libraries."""
             raise AttributeError(f"{type(self).__name__!r} object has no attribute {name!r}{suggest_method(name)}")
+
+        # Django's templates call what can be called.
+        do_not_call_in_templates: ClassVar[bool] = True
+
+        def __call__(self, *_: Any, **__: Any) -> NoReturn:
+            """Raise a TypeError that says what to write."""
+            raise TypeError(
+                f"{self.jobtype}: a task cannot be called itself: write {self.name}.enqueue(…) for a job, or "
+                f"{self.name}.call(…) to run its function here"
+            )
 
     def __post_init__(self) -> None:
         # Zero-argument super() would fail: slots=True creates a second class, while __class__ still refers to the
@@ -284,7 +305,10 @@ class FaktoryTask(GenericTask[P, R]):
         """
         task = self.due(timezone.now())
         backend: Any = task.get_backend()
-        result: JobResult[P, R] = backend.enqueue(task, list(args), kwargs)
+        try:
+            result: JobResult[P, R] = backend.enqueue(task, list(args), kwargs)
+        except SynchronousOnlyOperation:
+            raise self._coroutine_error("enqueue", "await {}.aenqueue(…)") from None
         return result
 
     async def aenqueue(self, *args: P.args, **kwargs: P.kwargs) -> JobResult[P, R]:
@@ -292,6 +316,14 @@ class FaktoryTask(GenericTask[P, R]):
         task = self.due(timezone.now())
         backend: Any = task.get_backend()
         result: JobResult[P, R] = await backend.aenqueue(task, list(args), kwargs)
+        return result
+
+    def get_result(self, result_id: str) -> JobResult[P, R]:
+        """Return the result of a job of this task. Raises TaskResultDoesNotExist."""
+        try:
+            result: JobResult[P, R] = Task.get_result(self, result_id)  # type: ignore[assignment]
+        except SynchronousOnlyOperation:
+            raise self._coroutine_error("get_result", "await {}.aget_result(…)") from None
         return result
 
     def callback(self, *args: P.args, **kwargs: P.kwargs) -> Callback:
@@ -313,8 +345,14 @@ class FaktoryTask(GenericTask[P, R]):
         enqueue_many = getattr(backend, "enqueue_many", None)
         if enqueue_many is None:
             return [backend.enqueue(task, args, kwargs) for args, kwargs in arguments]
-        results: list[JobResult[P, R]] = enqueue_many(task, arguments)
+        try:
+            results: list[JobResult[P, R]] = enqueue_many(task, arguments)
+        except SynchronousOnlyOperation:
+            raise self._coroutine_error("enqueue_many", "await sync_to_async({}.enqueue_many)(…)") from None
         return results
+
+    def _coroutine_error(self, method: str, instead: str) -> SynchronousOnlyOperation:
+        return coroutine_error(f"{self.jobtype}.{method}", instead.format(self.name))
 
 
 @overload

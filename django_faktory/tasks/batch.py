@@ -9,7 +9,7 @@ from collections.abc import Callable, Iterator, Mapping
 from contextlib import AbstractContextManager, ExitStack, contextmanager
 from contextvars import ContextVar, Token
 from types import TracebackType
-from typing import Any, NamedTuple, Protocol, Self
+from typing import TYPE_CHECKING, Any, NamedTuple, Protocol, Self
 
 from asgiref.sync import sync_to_async
 from django.db import connections
@@ -19,6 +19,7 @@ from .. import brokers, conf
 from ..core.payloads import BatchStatus, JobPayload, NewBatch
 from ..errors import BatchClosed, FaktoryError, UnknownBatch
 from .compat import Task, task_backends
+from .coroutines import names_awaitable
 
 current_batch: ContextVar[_ActiveBatch | None] = ContextVar("django_faktory_batch", default=None)
 """The batch that jobs enqueued now join."""
@@ -28,6 +29,9 @@ _of_job: ContextVar[RunningBatch | None] = ContextVar("django_faktory_batch_of_j
 
 batch_committed = Signal()
 """Sent inside the transaction of a `with Batch(…)`, at its end, when callbacks may be due. Used by `testing`."""
+
+
+_IN_THREAD = "await sync_to_async(function)(), with the block in that function: a batch is one transaction"
 
 
 class BatchStore(Protocol):
@@ -73,6 +77,7 @@ class _ActiveBatch:
         # A stack, because a RunningBatch may be entered again while it is open.
         self._tokens: list[Token[_ActiveBatch | None]] = []
 
+    @names_awaitable("status", "await sync_to_async(batch.status)()")
     def status(self) -> BatchStatus:
         """Return the counters and the progress.
 
@@ -116,6 +121,7 @@ class Batch(_ActiveBatch):
         self._scope: ExitStack | None = None
 
     @classmethod
+    @names_awaitable("Batch.find", "await sync_to_async(Batch.find)(…)")
     def find(cls, bid: str) -> RunningBatch:
         """Return the batch with this id from any backend, for example to read its status. Raises UnknownBatch."""
         # A project may have several backends, and the id does not name its own.
@@ -132,6 +138,7 @@ class Batch(_ActiveBatch):
         """Return the batch of the job that runs here, as a member or as a callback; None for any other code."""
         return _of_job.get()
 
+    @names_awaitable("with Batch(…)", _IN_THREAD)
     def __enter__(self) -> Self:
         if self.bid:
             raise BatchClosed(self.bid, "it was entered before; add jobs to it from its own jobs, with context.batch")
@@ -165,6 +172,16 @@ class Batch(_ActiveBatch):
                 batch_committed.send(type(self))
         else:
             scope.__exit__(error_type, error, traceback)
+
+    if not TYPE_CHECKING:  # type checkers refuse it
+
+        async def __aenter__(self):
+            """Raise a TypeError that says what to write."""
+            # The transaction would be open in the thread that all coroutines of the process share.
+            raise TypeError(f"async with Batch(…): expected a function that is not a coroutine: write {_IN_THREAD}")
+
+        async def __aexit__(self, *_):
+            """Exist, so that Python calls `__aenter__`."""
 
 
 class RunningBatch(_ActiveBatch):

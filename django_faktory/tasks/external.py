@@ -21,6 +21,7 @@ from ..errors import InvalidPayload
 from . import batch as batches
 from .arguments import ENCODING_ERRORS, encode_call, name_argument
 from .base import find_registered
+from .coroutines import names_awaitable
 from .job_id import new_jid
 from .json_values import normalize
 from .options import OPTIONS
@@ -32,6 +33,7 @@ if TYPE_CHECKING:
 LOWEST_PRIORITY, HIGHEST_PRIORITY = -100, 100
 
 
+@names_awaitable("push", "await apush(…)")
 def push(
     jobtype: str,
     /,

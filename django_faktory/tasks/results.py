@@ -25,6 +25,7 @@ from ..core.payloads import DEFAULT_RETRY, INTERRUPTED, LOGGED, Tracked, parse_i
 from ..errors import FaktoryError, InvalidPayload, ResultTimeout
 from . import encryption, redaction
 from .compat import GenericResult, InvalidTask, Task, TaskError, TaskResult, TaskResultDoesNotExist, TaskResultStatus
+from .coroutines import names_awaitable
 from .options import is_timeout
 
 if TYPE_CHECKING:
@@ -178,11 +179,29 @@ class JobResult(GenericResult[P, R]):  # type: ignore[misc]  # frozen in Django,
         return f"JobResult(id={self.id!r}, task={jobtype!r}, status={self.status!s}, args={args!r}, kwargs={kwargs!r})"
 
     @property
+    def return_value(self) -> R:
+        """Return what the task returned. Raises ValueError if the job has not ended, or has failed."""
+        if self.status == TaskResultStatus.SUCCESSFUL:
+            value: R = self._return_value  # type: ignore[attr-defined]  # not in the stubs
+            return value
+        if self.status == TaskResultStatus.FAILED:
+            cause = f": {self.errors[-1].exception_class_path}" if self.errors else ""
+            raise ValueError(f"Task failed{cause}; see .errors")
+        raise ValueError("Task has not finished yet: call .wait(timeout=…) first, or .refresh() later")
+
+    @names_awaitable("refresh", "await result.arefresh()")
+    def refresh(self) -> None:
+        """Read the job again."""
+        TaskResult.refresh(self)
+
+    @property
+    @names_awaitable("progress", "await sync_to_async(lambda: result.progress)()")
     def progress(self) -> Tracked:
         """Progress that the job reported: `percent`, `desc`, `state`, `updated_at`. Each access queries the broker."""
         [tracked] = brokers.get_broker().track_get([self.id])
         return tracked
 
+    @names_awaitable("cancel", "await result.acancel()")
     def cancel(self) -> bool:
         """Drop the job if it waits, or ask its worker to stop it; return False if it has ended already.
 
@@ -194,6 +213,7 @@ class JobResult(GenericResult[P, R]):  # type: ignore[misc]  # frozen in Django,
         """Cancel the job from async code; see `cancel`."""
         return await sync_to_async(self.cancel)()
 
+    @names_awaitable("wait", "await result.wait_async(…)")
     def wait(self, timeout: float | None = None) -> Self:
         """Wait until the job has ended, successfully or not; update this result and return it.
 

@@ -96,6 +96,7 @@ class Command(BaseCommand):
 
     def handle(self, **options: Any) -> None:
         """Check options, settings and database, print the run configuration, and run it."""
+        _refuse_open_transaction()
         # A drain exits when no job is ready, so it is not restarted.
         if options["reload"] is None:
             options["reload"] = settings.DEBUG and not options["drain"]
@@ -172,6 +173,16 @@ def _parse_wait_s(option: str | None) -> float:
     if not (option.isascii() and option.isdigit()):
         raise CommandError(f"--migrations-wait: expected whole seconds, 0 or more, got {option!r}")
     return float(option)
+
+
+def _refuse_open_transaction() -> None:
+    """Raise CommandError in a transaction, as in a TestCase: it would end, and no other process would see its jobs."""
+    for connection in connections.all(initialized_only=True):
+        if connection.in_atomic_block:
+            raise CommandError(
+                f"runfaktory: expected no open transaction of {connection.alias!r}, got one; in a TestCase, run jobs "
+                "with django_faktory.testing.drain()"
+            )
 
 
 def _disconnect() -> None:

@@ -112,8 +112,9 @@ def adopt(*, default_zone: str, using: str, now: datetime | None = None) -> None
 
     def verb(connection: BaseDatabaseWrapper) -> None:
         active = CronEntry.objects.using(using).filter(paused_at=None, removed_at=None)
-        entries = list(active)
-        clock = clock_of(connection, now) if entries else None
+        if not (entries := list(active)):
+            return
+        clock = clock_of(connection, now)
         for entry in entries:
             # An entry that is due soon computes its next tick then.
             if entry.next_at and entry.next_at < clock + timedelta(seconds=ADOPT_AFTER_S):
