@@ -26,6 +26,7 @@ if TYPE_CHECKING:
     from .tasks.base import JobContext, task
     from .tasks.batch import Batch
     from .tasks.external import apush, push
+    from .tasks.middleware import Middleware
 
 __all__ = [
     "Batch",
@@ -35,6 +36,7 @@ __all__ = [
     "FaktoryError",
     "JobContext",
     "Kill",
+    "Middleware",
     "MissingObject",
     "NotUnique",
     "ResultTimeout",
@@ -62,6 +64,10 @@ def __getattr__(name: str) -> Any:
         from .tasks import external
 
         return getattr(external, name)
+    if name == "Middleware":
+        from .tasks.middleware import Middleware
+
+        return Middleware
     if name == "Batch":
         from .tasks.batch import Batch
 

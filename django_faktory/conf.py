@@ -92,12 +92,7 @@ def _is_redis(value: Any) -> bool:
 
 
 def _is_function_path(value: Any) -> bool:
-    if not isinstance(value, str):
-        return False
-    try:
-        return value == "" or callable(import_string(value))
-    except Exception:  # noqa: BLE001  (imports project code, which may raise any error)
-        return False
+    return isinstance(value, str) and (value == "" or callable(import_string(value)))
 
 
 def _is_web_address(value: Any) -> bool:

@@ -176,19 +176,25 @@ def _check_keys(configured: Mapping[str, Any]) -> Iterable[CheckMessage]:
 
 def _check_values(configured: Mapping[str, Any]) -> Iterable[CheckMessage]:
     for key, value in configured.items():
-        if key in conf.SETTINGS and not is_valid(key, value):
-            setting = conf.SETTINGS[key]
-            # Check messages end up in logs and CI output, so values of secret settings are left out.
-            shown_value = "something else" if setting.is_secret else f"{value!r:.80}"
-            yield Error(
-                f"FAKTORY[{key!r}]: expected {setting.rule.expected}, got {shown_value}",
-                hint=setting.doc,
-                id="django_faktory.E002",
-            )
+        if key not in conf.SETTINGS:
+            continue
+        setting, problem = conf.SETTINGS[key], ""
+        try:
+            if is_valid(key, value):
+                continue
+        except Exception as error:  # noqa: BLE001  (imports project code, which may raise any error)
+            problem = f": {type(error).__name__}: {(str(error).splitlines() or [''])[0]}"
+        # Check messages end up in logs and CI output, so values of secret settings are left out.
+        shown_value = "something else" if setting.is_secret else f"{value!r:.80}{problem}"
+        yield Error(
+            f"FAKTORY[{key!r}]: expected {setting.rule.expected}, got {shown_value}",
+            hint=setting.doc,
+            id="django_faktory.E002",
+        )
 
 
 def is_valid(key: str, value: Any) -> bool:
-    """Return whether a value satisfies the rule of its setting."""
+    """Return whether a value satisfies the rule of its setting; an error of importing it is raised."""
     rule = conf.SETTINGS[key].rule
     return (rule.is_optional and value is None) or (rule.is_valid or PREDICATES[key])(value)
 
@@ -393,10 +399,7 @@ def _dotted(version: Iterable[int]) -> str:
 def _is_broker(value: Any) -> bool:
     if value in ("orm", "remote"):
         return True
-    try:
-        broker_class = import_string(value) if isinstance(value, str) else None
-    except ImportError:
-        return False
+    broker_class = import_string(value) if isinstance(value, str) else None
     return isinstance(broker_class, type) and issubclass(broker_class, Broker)
 
 
@@ -405,10 +408,7 @@ def _are_queues(value: Any) -> bool:
 
 
 def _are_middleware(value: Any) -> bool:
-    try:
-        return isinstance(value, list | tuple) and all(isinstance(instantiate(path), Middleware) for path in value)
-    except Exception:  # noqa: BLE001  (imports project code, which may raise any error)
-        return False
+    return isinstance(value, list | tuple) and all(isinstance(instantiate(path), Middleware) for path in value)
 
 
 def _are_functions(value: Any) -> bool:

@@ -1,4 +1,4 @@
-"""System checks of TASKS: backends exist, and the tasks modules can be imported (E014, E015, W006).
+"""System checks of TASKS: backends exist, and the tasks modules can be imported (E014, E015, I002, W006).
 
 `broken_modules` and `remedy_for` also serve commands that report such modules.
 """
@@ -6,19 +6,23 @@
 from __future__ import annotations
 
 import os
+import sys
 import sysconfig
 import traceback
+from collections import Counter
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any, NamedTuple
 
+from django.apps import apps
 from django.conf import settings
-from django.core.checks import CheckMessage, Error, Warning, register  # noqa: A004  (Django's name)
+from django.core.checks import CheckMessage, Error, Info, Warning, register  # noqa: A004  (Django's name)
 from django.utils.module_loading import import_string
 
 from ..backend import FaktoryBackend
 from ..core.suggestions import find_closest
-from ..tasks.base import import_tasks
+from ..tasks.base import import_tasks, registered
+from ..tasks.compat import DEFAULT_TASK_BACKEND_ALIAS
 
 OURS = "django_faktory.backend.FaktoryBackend"
 # By path, because `testing` is a layer above this one (ADR 0037).
@@ -68,6 +72,35 @@ def check_tasks_modules(**_: Any) -> list[CheckMessage]:
         return []
     hint = "A worker imports the tasks modules of all installed apps, and does not start without them."
     return [Error(str(module), hint=hint, id="django_faktory.E015") for module in broken_modules()]
+
+
+@register
+def check_tasks_of_other_apps(**_: Any) -> list[CheckMessage]:
+    """Name the installed packages whose tasks the default backend takes: nobody in the project enqueues them."""
+    if not is_faktory_entry(dict(_entries()).get(DEFAULT_TASK_BACKEND_ALIAS)):
+        return []
+    import_tasks()
+    owners = Counter(
+        app.name if (app := apps.get_containing_app_config(task.func.__module__)) else task.func.__module__
+        for task in registered()
+        if task.backend == DEFAULT_TASK_BACKEND_ALIAS and _is_of_other_package(task.func)
+    )
+    if not owners:
+        return []
+    names = ", ".join(f"{name} ({number})" for name, number in sorted(owners.items()))
+    return [
+        Info(
+            f"TASKS[{DEFAULT_TASK_BACKEND_ALIAS!r}]: also takes the tasks of other apps: {names}",
+            hint="Without a worker they never run, and failures are retried MAX_ATTEMPTS times; see "
+            '"Tasks of other apps" in docs/django-tasks.md.',
+            id="django_faktory.I002",
+        )
+    ]
+
+
+def _is_of_other_package(function: Any) -> bool:
+    module = sys.modules.get(function.__module__)
+    return str(getattr(module, "__file__", "")).startswith(_FOREIGN_FOLDERS)
 
 
 # Only with `--deploy`: in development and tests these backends are appropriate.

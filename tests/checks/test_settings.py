@@ -133,6 +133,19 @@ def test_a_wrong_value_is_an_error_that_names_the_rule(key, value):
         assert message_of("E002").startswith(f"FAKTORY['{key}']: expected ")
 
 
+@pytest.mark.parametrize(
+    ("key", "value"),
+    [
+        ("MIDDLEWARE", ["tests.project.broken_import.Tenant"]),
+        ("BROKER", "tests.project.broken_import.Broker"),
+        ("REDACT", "tests.project.broken_import.redact"),
+    ],
+)
+def test_the_error_of_a_module_that_cannot_be_imported_is_not_hidden(key, value):
+    with override_settings(FAKTORY={key: value}):
+        assert ": ModuleNotFoundError: No module named 'no_such_package' | " in message_of("E002")
+
+
 def test_valid_values_pass_the_check():
     with override_settings(
         FAKTORY={

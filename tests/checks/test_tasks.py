@@ -3,10 +3,12 @@
 import sys
 
 import pytest
+from django.contrib.auth.hashers import check_password, make_password
 from django.core.checks.registry import registry
 from django.test import override_settings
 
 from django_faktory.checks import tasks
+from django_faktory.tasks import base
 
 OURS = "django_faktory.backend.FaktoryBackend"
 
@@ -62,6 +64,20 @@ def test_the_check_imports_valid_tasks_modules(broken_app):
     broken_app("loaded = True\n")
     tasks.check_tasks_modules()
     assert sys.modules["broken_app.tasks"].loaded
+
+
+def test_the_apps_whose_tasks_the_default_backend_takes_are_named(monkeypatch):
+    monkeypatch.setattr(base, "_registry", dict(base._registry))
+    entry = {"BACKEND": OURS, "QUEUES": []}
+    with override_settings(TASKS={"default": entry, "jobs": entry}):
+        assert tasks.check_tasks_of_other_apps() == []
+        base.task(name="other.hash")(make_password)
+        base.task(name="other.jobs", backend="jobs")(check_password)
+        [found] = tasks.check_tasks_of_other_apps()
+    assert found.id == "django_faktory.I002"
+    assert found.msg.endswith("takes the tasks of other apps: django.contrib.auth (1)")
+    with override_settings(TASKS={"default": {"BACKEND": "quite.another.one"}}):
+        assert tasks.check_tasks_of_other_apps() == []
 
 
 @pytest.mark.parametrize("path", tasks.FOR_TESTS)
