@@ -153,7 +153,9 @@ class ReservationExpired(FaktoryError):
 
 
 class JobExpired(FaktoryError):
-    """No worker took a job in time (W27). Never raised: only its name appears in results."""
+    """A job waited past its `expires_in` (W27). Never raised: only its name appears in results."""
+
+    REASON = "it waited past its expires_in, for its first attempt or for a retry"
 
 
 class WorkerLost(FaktoryError):

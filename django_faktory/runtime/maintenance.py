@@ -410,7 +410,7 @@ class Maintenance:
             if count < due.CHUNK or self._stopping.is_set():
                 break
         if expired:
-            logger.info("jobs expired before a worker took them jobs=%d", expired)
+            logger.info("jobs waited past their expires_in and are dropped jobs=%d", expired)
 
     def _vacuum(self) -> None:
         # The vacuum itself runs in a thread of its own: due jobs do not wait for it (ADR 0009).

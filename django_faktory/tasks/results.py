@@ -130,8 +130,8 @@ class Attempt(msgspec.Struct):
         return self.kind not in (INTERRUPTED, LOGGED)
 
 
-# An expired job never ran, so its history has no error that explains the status FAILED.
-_EXPIRED = {str(State.EXPIRED): (Attempt(errtype="JobExpired", message="no worker took this job in time"),)}
+# The history has attempts only, so none of its errors explains the status FAILED of an expired job.
+_EXPIRED = {str(State.EXPIRED): (Attempt(errtype="JobExpired", message=errors.JobExpired.REASON),)}
 
 
 class _LatestFailure(msgspec.Struct):

@@ -46,7 +46,9 @@ def test_expired_jobs_are_deleted_in_chunks_and_logged_once(caplog):
     kept = JobFactory(expires_at=timezone.now() + timedelta(hours=1))
     with caplog.at_level("INFO", logger="django_faktory.runtime.maintenance"):
         Maintenance("default").run_once()
-    assert [record.getMessage() for record in caplog.records] == ["jobs expired before a worker took them jobs=501"]
+    assert [record.getMessage() for record in caplog.records] == [
+        "jobs waited past their expires_in and are dropped jobs=501"
+    ]
     assert Job.objects.get() == kept
 
 

@@ -114,7 +114,7 @@ def test_an_expired_job_has_a_failed_result_with_the_reason():
     assert result.status == TaskResultStatus.FAILED
     [error] = result.errors
     assert error.exception_class is JobExpired
-    assert "no worker took this job in time" in error.traceback
+    assert "it waited past its expires_in" in error.traceback
     assert result.finished_at is not None
 
 

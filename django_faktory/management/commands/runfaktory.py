@@ -25,6 +25,7 @@ from ...runtime.log_handler import LogHandler
 from ...runtime.roles import supervise
 from ...runtime.standard_streams import reopen_closed_streams
 from ...tasks import base
+from ...worker.job_log import NAMES_OF_TASKS
 from ...worker.process import CANNOT_START
 from ..usage import report
 
@@ -144,9 +145,17 @@ def _configure_logging(verbosity: int) -> None:
         logger.setLevel({0: logging.WARNING, 1: logging.INFO}.get(verbosity, logging.DEBUG))
     if not is_configured:
         logger.addHandler(LogHandler())
-    backport = logging.getLogger("django_tasks")
-    if not backport.hasHandlers():  # Python's last-resort handler would print its failures a second time
-        backport.addHandler(logging.NullHandler())
+    for name in NAMES_OF_TASKS:
+        _quiet_tasks_logger(logging.getLogger(name))
+
+
+def _quiet_tasks_logger(logger: logging.Logger) -> None:
+    """Drop the lines RUNNING and SUCCESSFUL of Django's Tasks, which repeat ours, unless LOGGING names their logger."""
+    loggers = getattr(settings, "LOGGING", {}).get("loggers", {})
+    if logger.name not in loggers and logger.level == logging.NOTSET:
+        logger.setLevel(logging.WARNING)
+    if not logger.hasHandlers():  # Python's last-resort handler would print its failures a second time
+        logger.addHandler(logging.NullHandler())
 
 
 def _import_tasks() -> None:
@@ -180,7 +189,7 @@ def _refuse_open_transaction() -> None:
     for connection in connections.all(initialized_only=True):
         if connection.in_atomic_block:
             raise CommandError(
-                f"runfaktory: expected no open transaction of {connection.alias!r}, got one; in a TestCase, run jobs "
+                f"expected no open transaction of {connection.alias!r}, got one; in a TestCase, run jobs "
                 "with django_faktory.testing.drain()"
             )
 

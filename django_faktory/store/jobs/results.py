@@ -9,7 +9,7 @@ from django.db.models import QuerySet
 
 from ...core.json import jsontext
 from ...core.lifecycle import FINISHED, State
-from ...errors import InvalidPayload
+from ...errors import InvalidPayload, JobExpired
 from ...models import Job, Tracking
 from ..chunks import chunks
 from ..transactions import run
@@ -49,7 +49,7 @@ def _fetch(rows: QuerySet[Any, tuple[Any, ...]]) -> list[tuple[Any, ...]]:
 
 def _error(state: State, errtype: str, failure: str) -> str:
     if state == State.EXPIRED:
-        return "JobExpired: no worker took this job in time"
+        return f"JobExpired: {JobExpired.REASON}"
     try:
         message = jsontext.decode(failure).get("message", "") if failure else ""
     except InvalidPayload:  # an unreadable text must not hide the outcome of this job, or of the whole set

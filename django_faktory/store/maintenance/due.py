@@ -104,7 +104,7 @@ _EXPIRY_FIELDS = ("state", "result_ttl", "lock_key", "limiter")
 
 
 def find_expired_jobs(*, using: str, now: datetime | None = None) -> QuerySet[Job]:
-    """Return jobs that expired before a worker took them, earliest expiry first."""
+    """Return jobs that have waited past their `expires_in`, earliest expiry first."""
     jobs = find_expiring_jobs(using=using).filter(expires_at__lte=now or Now())
     return jobs if _is_partial(using) else jobs.in_state(*sources(Event.EXPIRE))
 

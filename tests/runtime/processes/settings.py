@@ -30,4 +30,7 @@ if "FAKTORY_TEST_LOGGING" in os.environ:
         "formatters": {"theirs": {"format": "theirs: %(message)s"}},
         "handlers": {"theirs": {"class": "logging.StreamHandler", "formatter": "theirs"}},
         "root": {"handlers": ["theirs"], "level": "INFO"},
+        "loggers": {
+            name: {"level": "INFO"} for name in os.environ["FAKTORY_TEST_LOGGING"].split(",") if "tasks" in name
+        },
     }

@@ -11,6 +11,8 @@ import psutil
 import pytest
 from django.core.management import CommandError, call_command
 
+from django_faktory.worker.job_log import NAMES_OF_TASKS
+from tests.project import tasks
 from tests.runtime.processes.test_runfaktory import ANY_PORT, WORKER
 from tests.settings import KIND
 from tests.waiting import wait_until
@@ -75,6 +77,17 @@ def test_logging_configured_by_the_project_is_kept(runfaktory):
     program = runfaktory(*WORKER, environment=quiet)
     program.wait_for_log("theirs: worker started")
     assert program.text.count("worker started") == 1
+
+
+@pytest.mark.parametrize("names_logger", [False, True])
+def test_a_job_has_one_line_unless_the_project_names_the_logger_of_django_tasks(runfaktory, names_logger):
+    tasks.noop.enqueue()
+    logging = ",".join(NAMES_OF_TASKS) if names_logger else "1"
+    program = runfaktory(*WORKER, "--drain", environment={"FAKTORY_TEST_LOGGING": logging})
+    assert program.code() == 0
+    assert program.text.count("job succeeded") == 1
+    lines_of_django = program.text.count("state=RUNNING") + program.text.count("state=SUCCESSFUL")
+    assert lines_of_django == (2 if names_logger else 0)
 
 
 class TestReloading:
