@@ -17,6 +17,9 @@ from django.utils.translation import gettext
 from ..core.lifecycle import State
 from ..errors import TranslatableError
 
+DETAIL_SHOWN = 120
+"""Characters of arguments and messages that a list shows."""
+
 if TYPE_CHECKING:
     from django.utils.functional import _StrOrPromise
 
@@ -86,6 +89,14 @@ def render_time(moment: datetime | None) -> SafeString | str:
     # As the templates' `date:"Y-m-d H:i:s T"`.
     text = date_format(local, "Y-m-d H:i:s T", use_l10n=False)
     return format_html('<time class="faktory-together" datetime="{}">{}</time>', local.isoformat(), text)
+
+
+def render_with_detail(text: str, detail: str) -> SafeString | str:
+    """Return a text of a list, with a second line that is shortened to `DETAIL_SHOWN` characters."""
+    if not detail:
+        return text
+    shown = detail if len(detail) <= DETAIL_SHOWN else f"{detail[: DETAIL_SHOWN - 1]}…"
+    return format_html('{}<br><bdi class="faktory-quiet">{}</bdi>', text, shown)
 
 
 def event_time_of(job: Job) -> datetime | None:

@@ -8,6 +8,7 @@ from django.contrib import admin, messages
 from django.db.models import QuerySet
 from django.http import HttpRequest, HttpResponse, HttpResponseRedirect
 from django.utils.html import format_html, format_html_join
+from django.utils.safestring import SafeString
 from django.utils.translation import gettext, ngettext, pgettext
 from django.utils.translation import gettext_lazy as _
 from msgspec import structs
@@ -18,10 +19,10 @@ from ...core.lifecycle import FAILED, State
 from ...core.queries import Query
 from ...errors import InvalidQuery
 from ...models import Job, JobQuerySet, Queue
-from ...operations import searches, task_names
+from ...operations import job_summaries, searches, task_names
 from ...tasks import redaction
-from ..base import CappedPaginator
-from ..formats import StrOrPromise, error_text, event_time_of, format_number, render_time
+from ..base import CappedPaginator, SafeChangeList
+from ..formats import StrOrPromise, error_text, event_time_of, format_number, render_time, render_with_detail
 from ..history import log_action
 from ..labels import STATES
 from ..links import jobs_link, page_url
@@ -78,11 +79,21 @@ class QueueFilter(admin.SimpleListFilter):
         return queryset.filter(queue=name) if name and name.isprintable() else queryset
 
 
+class JobList(SafeChangeList):
+    """The list, with the beginnings of arguments and failures: the rows of a page are too many for whole texts."""
+
+    def get_results(self, request: HttpRequest) -> None:
+        """Read the beginnings with the rows of the page."""
+        self.queryset = job_summaries.with_texts(self.queryset, job_summaries.ON_PAGES)  # type: ignore[arg-type]
+        super().get_results(request)
+
+
 class JobAdmin(JobViews, RunViews, ErrorViews, BulkViews):
     """Admin of jobs: search with the query language; retry, run, cancel, kill, discard, delete."""
 
     link_parameters = ("about", "bid")
     change_list_template = "admin/django_faktory/jobs.html"
+    list_class = JobList
     list_display = ("task", "marked_state", "queue", "error", "event_time", "attempts", "job_id")
     list_filter = (StateFilter, QueueFilter)
     # Django shows a search box only with search_fields; `get_search_results` ignores them.
@@ -192,9 +203,10 @@ class JobAdmin(JobViews, RunViews, ErrorViews, BulkViews):
         return format_html('<span class="{}">{}</span>', _STATE_CLASSES.get(State(job.state), ""), STATES[job.state])
 
     @admin.display(description=_("task"))
-    def task(self, job: Job) -> str:
-        """Return the name of the task."""
-        return str(job.jobtype)
+    def task(self, job: Job) -> SafeString | str:
+        """Return the name of the task, and the beginning of the arguments."""
+        call = job_summaries.describe_call(job, job_summaries.ON_PAGES)
+        return render_with_detail(job.jobtype, "" if call == "[]" else call)
 
     @admin.display(description=_("job ID"))
     def job_id(self, job: Job) -> str:
@@ -215,9 +227,10 @@ class JobAdmin(JobViews, RunViews, ErrorViews, BulkViews):
         return format_html("{}<br>{}", render_time(job.failed_at), format_html(gettext("next {time}"), time=time))
 
     @admin.display(description=_("error"))
-    def error(self, job: Job) -> str:
-        """Return the latest failure's type without its module path, to save width."""
-        return str(job.errtype).rpartition(".")[2]
+    def error(self, job: Job) -> SafeString | str:
+        """Return the latest failure's type without its module path, to save width, and its message."""
+        errtype = str(job.errtype).rpartition(".")[2]
+        return render_with_detail(errtype, job_summaries.read_message(job) if errtype else "")
 
     def execute(self, request: HttpRequest, queryset: QuerySet[Job], verb: str) -> HttpResponse | None:
         """Act on the selected jobs at once.

@@ -23,7 +23,7 @@ from ...core.queries import LATEST_FAILURE
 from ...errors import InvalidPayload
 from ...models import Job
 from ...models.permissions import may
-from ...operations import bulk, error_groups
+from ...operations import bulk, error_groups, job_summaries
 from ...operations.error_groups import ErrorKind
 from ...operations.timings import PERIODS
 from ...store import texts
@@ -81,13 +81,10 @@ class ErrorViews(ReadOnlyAdmin):
                 error_groups.filter_kind(kind, using=using).order_by(*LATEST_FAILURE)[: bulk_actions.COUNTED + 1], kind
             )
         )
-        columns = ("jid", "jobtype", "queue", "state", "failures", "losses", "finished_at", "failed_at", "about")
-        latest = list(Job.objects.using(using).filter(pk__in=ids[:JOBS_SHOWN]).order_by(*LATEST_FAILURE).only(*columns))
+        latest = _read_jobs(ids[:JOBS_SHOWN], using=using)
         retrying = error_groups.filter_kind(kind, using=using, state=State.RETRIES)
         retrying_ids = list(error_groups.ids_of_kind(retrying.order_by(*LATEST_FAILURE)[: RETRIES_COUNTED + 1], kind))
-        failed = latest or list(
-            Job.objects.using(using).filter(pk__in=retrying_ids[:JOBS_SHOWN]).order_by(*LATEST_FAILURE).only(*columns)
-        )
+        failed = latest or _read_jobs(retrying_ids[:JOBS_SHOWN], using=using)
         retry = actions.ACTIONS["retry"]
         count_text = format_capped(len(ids), bulk_actions.COUNTED)
         return self.page(
@@ -103,6 +100,10 @@ class ErrorViews(ReadOnlyAdmin):
             count=len(ids),
             count_text=count_text,
             latest=latest,
+            summaries=[
+                (job, job_summaries.describe_call(job, job_summaries.ON_PAGES), job_summaries.read_message(job))
+                for job in latest
+            ],
             failure=_read_latest_failure(failed),
             releases=", ".join(error_groups.read_releases([job.pk for job in failed], using=using)),
             retrying=format_capped(len(retrying_ids), RETRIES_COUNTED),
@@ -179,6 +180,13 @@ def _find_last_retry(ids: Sequence[int], *, using: str) -> datetime | None:
     """Return the time at which the last of these jobs is due."""
     latest: datetime | None = Job.objects.using(using).filter(pk__in=ids).aggregate(at=Max("run_at"))["at"]
     return latest
+
+
+def _read_jobs(ids: Sequence[int], *, using: str) -> list[Any]:
+    """Return these jobs with the beginnings of their arguments and failures, the latest failure first."""
+    columns = ("jid", "jobtype", "queue", "state", "failures", "losses", "finished_at", "failed_at", "about")
+    jobs = Job.objects.using(using).filter(pk__in=ids).order_by(*LATEST_FAILURE)
+    return list(job_summaries.with_texts(jobs, job_summaries.ON_PAGES).only(*columns))
 
 
 def _read_failure(job: Job, length: int) -> str:

@@ -100,10 +100,11 @@ def test_long_shows_arguments_and_the_message_of_the_latest_failure(asked, fakto
 @pytest.mark.parametrize(
     ("text", "shown"),
     [
-        ('{"args":["' + "x" * 20_000 + '"]}', "(too long)"),
+        ('{"args":["' + "x" * 20_000 + '"]}', '["xxx'),
         ("{broken", "(not a JSON object)"),
         ("5", "(not a JSON object)"),
         ('{"args":["' + "y" * 200 + '"]}', '["yyy'),
+        ('{"jid":"' + "x" * 20_000 + '"}', "(too long)"),
     ],
 )
 def test_long_shows_no_long_or_invalid_arguments(asked, faktory, text, shown):

@@ -8,19 +8,14 @@ from collections.abc import Sequence
 from datetime import timedelta
 from typing import Any
 
-from django.db.models import Case, F, TextField, Value, When
-from django.db.models.functions import Substr
-from django.db.models.lookups import Exact
-
 from ....core.payloads import DEFAULT_QUEUE, queue_name, rfc3339
 from ....core.queries import parse_seconds
-from ....errors import FaktoryError, InvalidPayload, UnknownJobType
-from ....models import Job, JobQuerySet
-from ....operations import error_groups, searches, task_names
-from ....operations.edit import call_of
+from ....errors import InvalidPayload, UnknownJobType
+from ....models import Job
+from ....operations import job_summaries, searches, task_names
 from ....operations.searches import Coverage
 from ....operations.serializers import SHORT, Verbatim, job_of, whole_job_of
-from ....tasks import base, redaction
+from ....tasks import base
 from ....tasks.external import push
 from ....tasks.json_values import normalize
 from ..screen import Screen, age
@@ -39,8 +34,6 @@ from ..table import Column
 
 # An exact count of a large table takes too long; the output says when there are more.
 COUNTED = 10_000
-MAX_SHOWN = 16 * 1024
-"""Characters of a job's JSON up to which a list shows its arguments, and the page of a job all of it."""
 
 
 def _jobs_arguments(parser: argparse.ArgumentParser) -> None:
@@ -65,7 +58,7 @@ def _jobs(call: Invocation) -> int:
     limit = call.options["limit"]
     # A terminal shows the texts of a job if it is wide enough.
     is_long = call.options["long"] or screen.width is not None
-    selected: Any = _with_texts(jobs).only(*SHORT) if is_long else jobs.only(*SHORT)
+    selected: Any = job_summaries.with_texts(jobs).only(*SHORT) if is_long else jobs.only(*SHORT)
     # One row more than shown: its presence means that there are more, without a count.
     rows = list(selected.order_by(*query.order)[: limit + 1])
     documents = [job_of(job) | (_texts_of(job) if is_long else {}) for job in rows[:limit]]
@@ -112,36 +105,14 @@ def _line(job: dict[str, Any], row: Any) -> tuple[object, ...]:
     since = job["finished_at"] or job["run_at"] or (job["started_at"] if job["state"] == "working" else None)
     return (
         job["jid"], job["jobtype"], job["state"], job["queue"], age(since or job["enqueued_at"]), job["failures"],
-        job["errtype"], job["about"], *((_format_call(job, row), job["message"]) if "message" in job else ()),
+        job["errtype"], job["about"], *((job_summaries.describe_call(row), job["message"]) if "message" in job else ()),
     )  # fmt: skip
-
-
-def _with_texts(jobs: JobQuerySet) -> Any:
-    """Add the job's JSON if it is short enough to be shown, and the beginning of its latest failure."""
-    # A job may have 16 MiB of arguments: the database leaves out long ones, so that none of them is read.
-    is_short = Exact(Substr("payload", MAX_SHOWN + 1, 1), Value(""))
-    return jobs.annotate(
-        shown_payload=Case(When(is_short, then=F("payload")), default=Value(""), output_field=TextField()),
-        failure_beginning=Substr("failure", 1, error_groups.BEGINNING),
-    )
 
 
 def _texts_of(job: Any) -> dict[str, Any]:
     """Return the visible arguments of a job, None if they are too long or invalid, and its latest failure's message."""
-    message = error_groups.extract_message(job.failure_beginning or "") or None
-    try:
-        shown = Job(payload=redaction.redact_job(job.jobtype, job.shown_payload))
-        args, kwargs = call_of(shown) if job.shown_payload else (None, None)
-    except FaktoryError:  # a row that was edited manually
-        args = kwargs = None
-    return {"args": args, "kwargs": kwargs, "message": message}
-
-
-def _format_call(job: dict[str, Any], row: Any) -> str:
-    if job["args"] is None:
-        return "(not a JSON object)" if row.shown_payload else "(too long)"
-    named = f" {json.dumps(job['kwargs'], ensure_ascii=False)}" if job["kwargs"] else ""
-    return f"{json.dumps(job['args'], ensure_ascii=False)}{named}"
+    args, kwargs = job_summaries.read_call(job) or (None, None)
+    return {"args": args, "kwargs": kwargs, "message": job_summaries.read_message(job) or None}
 
 
 def _job_arguments(parser: argparse.ArgumentParser) -> None:
@@ -183,8 +154,9 @@ def _job(call: Invocation) -> int:
 
 def _indent(text: str | None) -> str | None:
     """Return JSON for people; the beginning of a long text."""
-    if text is not None and len(text) > MAX_SHOWN:
-        return f"{text[:MAX_SHOWN]}… ({len(text):,} characters; --json prints all)"
+    longest = job_summaries.WHOLE
+    if text is not None and len(text) > longest:
+        return f"{text[:longest]}… ({len(text):,} characters; --json prints all)"
     return json.dumps(text.decode_json(), indent=2, ensure_ascii=False) if isinstance(text, Verbatim) else text
 
 
