@@ -133,6 +133,27 @@ def test_too_few_connections_cost_no_job_an_attempt(cluster, enqueue, role, runf
         assert len([line for line in noise(node) if "connections needed" in line]) == 1
 
 
+def test_a_role_that_may_not_log_in_any_more_costs_no_job_an_attempt(cluster, enqueue, role, runfaktory, tmp_path):
+    """The session that claims jobs lives on, as after a changed password or a reload of pg_hba.conf."""
+    node = runfaktory(*NODE, environment=role(100))
+    node.wait_for_log("worker started")
+    # The second BEAT, and a claim at the latest then, come from sessions that are kept.
+    beat = "SELECT beat_at FROM django_faktory_workerprocess"
+    first = cluster.execute(beat)
+    wait_until(lambda: cluster.execute(beat) != first, what="a BEAT of the loop")
+    cluster.execute(f"ALTER ROLE {ROLE} NOLOGIN")
+    enqueue("writes_atomically", JOBS)
+    node.wait_for_log("the broker is unavailable", "not permitted to log in")
+    states = "SELECT count(*) FROM django_faktory_job WHERE state = 'working'"
+    wait_until(lambda: cluster.execute(states) == [(THREADS,)], what="a job for each thread, and no other")
+    cluster.execute(f"ALTER ROLE {ROLE} LOGIN")
+    wait_until(lambda: all_done(cluster), 120, every_s=0.2, what="all jobs have succeeded")
+    assert interruptions(cluster) <= THREADS
+    assert runs(tmp_path) == {str(number): 1 for number in range(JOBS)}
+    print(f"{interruptions(cluster)} interruptions, {len(noise(node))} lines")  # noqa: T201  (pytest -s shows it)
+    assert len(noise(node)) < 10
+
+
 def await_runs(folder, count):
     wait_until(lambda: runs(folder).total() >= count, 120, what=f"{count} runs")
 
