@@ -84,7 +84,7 @@ class JobList(SafeChangeList):
 
     def get_results(self, request: HttpRequest) -> None:
         """Read the beginnings with the rows of the page."""
-        self.queryset = job_summaries.with_texts(self.queryset, job_summaries.ON_PAGES)  # type: ignore[arg-type]
+        self.queryset = job_summaries.with_texts(self.queryset, job_summaries.ON_PAGES)
         super().get_results(request)
 
 
@@ -166,10 +166,11 @@ class JobAdmin(JobViews, RunViews, ErrorViews, BulkViews):
         response = super().changelist_view(request, {**page_context, **(extra_context or {})})
         # The list has counted its rows. Another query could read the whole table: PostgreSQL does not use the primary
         # key for `LIMIT 1` of a search that it expects to match many rows.
-        change_list = (getattr(response, "context_data", None) or {}).get("cl")
+        context: dict[str, Any] = getattr(response, "context_data", None) or {}  # none: Django has redirected
+        change_list = context.get("cl")
         query = getattr(request, "faktory_query", None)
         if change_list is not None and query is not None:
-            response.context_data |= self._describe_search(request, query, change_list.query)
+            context.update(self._describe_search(request, query, change_list.query))
             if change_list.query and not change_list.result_count:
                 self._suggest(request, change_list.query)
         return response

@@ -72,7 +72,7 @@ class _ByCursor(CursorPagination):
 class NewestFirst(_ByCursor):
     """Order by id, which is the order of insertion, newest first."""
 
-    ordering = "-id"
+    ordering: Any = "-id"
     position_pattern = re.compile(r"\d{1,18}", re.ASCII)
 
 
@@ -87,12 +87,14 @@ class LatestFirst(NewestFirst):
 
     def paginate_queryset(self, queryset: Any, request: Request, view: Any = None) -> Any:
         """Return the rows of the page."""
-        return super().paginate_queryset(_Rows(queryset), request, view)
+        rows: Any = _Rows(queryset)
+        return super().paginate_queryset(rows, request, view)
 
     def get_paginated_response(self, data: Any) -> Response:
         """Return the page, with how far the list looked."""
         response = super().get_paginated_response(data)
-        query = getattr(self.request, "faktory_query", None)  # members of a batch are found by their index
+        request: Any = self.request  # type: ignore[attr-defined]  # set by `paginate_queryset`
+        query = getattr(request, "faktory_query", None)  # members of a batch are found by their index
         coverage = query and searches.read_coverage(query, using=get_alias())
         response.data["searched"] = coverage and coverage.document
         return response
