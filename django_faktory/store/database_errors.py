@@ -120,7 +120,9 @@ def error_code(error: BaseException) -> object:
     for name in ("sqlstate", "pgcode", "sqlite_errorname"):
         if code := getattr(cause, name, None):
             return code
-    return error.args[0] if error.args else None
+    # Errors of other packages may carry anything, such as the dict of a ValidationError.
+    first = error.args[0] if error.args else None
+    return first if isinstance(first, int | str) else None
 
 
 def first_line(error: BaseException) -> str:

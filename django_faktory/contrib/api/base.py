@@ -48,10 +48,10 @@ class ApiView(APIView):
         if request.method in (*SAFE_METHODS, "DELETE"):
             refuse_unknown(request.data, (), "member of the body")
 
-    def get_parameters(self) -> set[str]:
+    def get_parameters(self) -> list[str]:
         """Return the names of the query parameters of this method."""
         # Of the browsable pages; a project may turn it off.
-        return set(filter(None, [self.settings.URL_FORMAT_OVERRIDE]))
+        return list(filter(None, [self.settings.URL_FORMAT_OVERRIDE]))
 
     def get_exception_handler(self) -> Callable[..., Any]:
         """Return the handler that answers with problem details."""
@@ -110,16 +110,16 @@ class Resource(ApiView, GenericViewSet[Any]):
         # Otherwise `JobFilter` would search the recent jobs only, and the URL of an older job would be a 404.
         return super().filter_queryset(queryset) if self.action == "list" else queryset
 
-    def get_parameters(self) -> set[str]:
+    def get_parameters(self) -> list[str]:
         """Return the names of the query parameters of this action: filters and pages of a list."""
         names = super().get_parameters()
         if self.request.method == "DELETE":
-            names |= {"reason"}
+            names += ["reason"]
         if self.request.method in SAFE_METHODS and self.action != "retrieve":
             filters: Any = getattr(self, "filterset_class", None)
             pages: Any = self.pagination_class
-            names |= {*filters.base_filters} if filters else set()
-            names |= {pages.cursor_query_param, pages.page_size_query_param} if pages else set()
+            names += filters.base_filters if filters else ()
+            names += (pages.cursor_query_param, pages.page_size_query_param) if pages else ()
         return names
 
     @property

@@ -71,9 +71,9 @@ class OpenApi(ApiView, SpectacularAPIView):
         "OAS_VERSION": "3.1.0",
     }
 
-    def get_parameters(self) -> set[str]:
+    def get_parameters(self) -> list[str]:
         """Return the parameters of drf-spectacular too."""
-        return {*super().get_parameters(), "lang"}
+        return [*super().get_parameters(), "lang"]
 
     def _get_schema_response(self, request: Any) -> Any:
         """Return the document with the server URL, derived from the request path.
