@@ -73,10 +73,22 @@ limit_attempt: Callable[[BaseDatabaseWrapper], AbstractContextManager[object]] =
 def after_commit(alias: str, function: Callable[..., object], *args: Any) -> None:
     """Call the function after the commit of the open transaction, or at once without one; log its exceptions.
 
-    A failure must not reach the caller, because the transaction is committed, nor stop later functions. Do not pass a
-    `partial` to Django's `on_commit(robust=True)` instead: Django fails when it logs the name of a `partial`.
+    A failure must not reach the caller, because the transaction is committed, nor stop later functions. A lost
+    connection costs one line: a later sweep of the maintenance does the same work. Do not pass a `partial` to Django's
+    `on_commit(robust=True)` instead: Django fails when it logs the name of a `partial`.
     """
-    transaction.on_commit(lambda: function(*args), using=alias, robust=True)
+
+    def call() -> None:
+        try:
+            function(*args)
+        except (BrokerUnavailable, Error) as error:
+            if isinstance(error, Error) and kind_of(error) is ErrorKind.DEFECT:
+                raise
+            logger.warning(
+                "a step after a commit failed, maintenance repeats it alias=%s error=%s", alias, first_line(error)
+            )
+
+    transaction.on_commit(call, using=alias, robust=True)
 
 
 def retry_skipped(alias: str, step: Callable[[Sequence[U]], Sequence[U]], items: Sequence[U]) -> None:

@@ -56,6 +56,11 @@ def failing(times, error):
     return verb
 
 
+def end_own_session(at):
+    with at.cursor() as cursor:
+        cursor.execute("SELECT pg_terminate_backend(pg_backend_pid())")
+
+
 @pytest.mark.parametrize("atomic", [True, False])
 def test_a_collision_is_retried(atomic):
     assert run("default", failing(2, collision()), atomic=atomic) == 3
@@ -136,14 +141,21 @@ def test_a_function_that_fails_after_the_commit_is_logged_and_the_next_one_runs(
     assert "no number" in caplog.text
 
 
+def test_a_connection_that_is_lost_after_the_commit_costs_one_log_line(caplog):
+    if connection.vendor != "postgresql":
+        pytest.skip("only PostgreSQL ends a session by SQL")
+    with transaction.atomic():
+        JobFactory()
+        after_commit("default", run, "default", end_own_session)
+    [record] = caplog.records
+    assert (record.levelname, record.exc_info) == ("WARNING", None)
+    assert record.getMessage().startswith("a step after a commit failed")
+    assert Job.objects.count() == 1
+
+
 def test_a_lost_connection_is_reported_and_the_next_verb_reconnects():
     if connection.vendor != "postgresql":
         pytest.skip("only PostgreSQL ends a session by SQL")
-
-    def end_own_session(at):
-        with at.cursor() as cursor:
-            cursor.execute("SELECT pg_terminate_backend(pg_backend_pid())")
-
     with pytest.raises(BrokerUnavailable):
         run("default", end_own_session)
     pushes.push([payload()], using="default")

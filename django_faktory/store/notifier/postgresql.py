@@ -182,8 +182,12 @@ class PostgresListener(Listener):
 
     def _receive(self, connection: Any) -> bool:
         """Receive notifications until closed. Return False if notifications do not arrive on this connection at all."""
-        if is_pooled(connection) and not self._passes_self_test(connection):
-            return self._give_up()
+        if is_pooled(connection):
+            if not self._passes_self_test(connection):
+                return self._give_up()
+        else:
+            # A session that only listens is always idle; behind a pooler, the next client would get this setting.
+            connection.execute("SET idle_session_timeout = 0")
         connection.execute(f"LISTEN {CHANNEL}")
         self._woken.set()
         if self._is_down:

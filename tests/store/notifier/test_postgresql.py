@@ -4,9 +4,10 @@ import logging
 import threading
 
 import pytest
-from django.db import connection, transaction
+from django.db import connection, connections, transaction
 
 from django_faktory.store import notifier
+from django_faktory.store.dialects import dialect_of
 from django_faktory.store.notifier import postgresql, publisher
 from tests.bouncer import needs_session
 from tests.store.notifier.conftest import needs_notifications
@@ -187,6 +188,20 @@ class TestTrouble:
         announce("mail")
         assert listener.wait(LONG_S) is True
         assert [record.levelname for record in caplog.records] == ["WARNING", "INFO"]
+
+    def test_a_limit_of_idle_sessions_does_not_end_the_listener(self, listen, database, caplog):
+        """`idle_session_timeout` of a role would cost a reconnect and two log lines each time."""
+        caplog.set_level(logging.INFO, "django_faktory")
+        alias = database("impatient", OPTIONS={"options": "-c idle_session_timeout=500"})
+        listener = listen(alias)
+        for _ in range(2):  # sessions of the role that began later have ended
+            other = connections[alias].copy()
+            other.connection = other.get_new_connection(other.get_connection_params())
+            wait_until(lambda ended=other: dialect_of(ended).was_ended(ended), what="the end of an idle session")
+            other.close()
+        announce("mail")
+        assert listener.wait(LONG_S) is True
+        assert caplog.records == []
 
     def test_a_listener_waits_for_a_database_unavailable_at_start(self, behind, pooler, closing_later):
         pooler.is_open = False
