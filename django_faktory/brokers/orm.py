@@ -331,7 +331,7 @@ class OrmBroker(Broker):
             # The release returns only a number, so workers of all queues are woken.
             self._announce(self.alias, {ANY_QUEUE})
 
-    def ack(self, acks: Sequence[Ack]) -> list[FaktoryError | bool]:
+    def ack(self, acks: Sequence[Ack]) -> Sequence[FaktoryError | bool]:
         answers = acknowledgements.ack(acks, using=self.alias, now=self.clock(), on_finished=self._metrics.ended)
         return self._fail_refused(acks, answers)
 

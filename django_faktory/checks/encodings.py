@@ -6,6 +6,7 @@ A text that the encoding cannot store is refused: the push raises InvalidPayload
 from __future__ import annotations
 
 from collections.abc import Sequence
+from contextlib import suppress
 from typing import Any
 
 from django.core.checks import CheckMessage, Error, Tags, register
@@ -27,11 +28,10 @@ ORDER BY table_name, ordinal_position"""
 @register(Tags.database)
 def check_encoding(databases: Sequence[str] | None = None, **_: Any) -> list[CheckMessage]:
     """Check that the server, its tables and the session can store every text."""
-    job_alias = getattr(job_database(), "alias", None)
-    try:
-        aliases = [job_alias, *conf.outbox()]
-    except (ImproperlyConfigured, TypeError):  # reported by other checks
-        aliases = [job_alias]
+    connection = job_database()
+    aliases = [connection.alias] if connection else []
+    with suppress(ImproperlyConfigured, TypeError):  # reported by other checks
+        aliases += conf.outbox()
     named = [alias for alias in dict.fromkeys(aliases) if alias in (databases or ()) and alias in connections]
     return [message for alias in named for message in _check_database(connections[alias])]
 

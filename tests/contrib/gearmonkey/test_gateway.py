@@ -3,11 +3,13 @@
 import json
 import os
 import signal
+import sqlite3
 import threading
 from datetime import timedelta
 
 import psutil
 import pytest
+from django.db import connection
 from django.test import override_settings
 
 from django_faktory import brokers, conf
@@ -113,6 +115,25 @@ def test_invalid_input_creates_no_row(make_gateway, client):
     idle(here)
     assert client.get("shout", id).text.startswith("InvalidInput: input: expected UTF-8")
     assert not Job.objects.exists()
+
+
+@pytest.mark.skipif(connection.vendor != "sqlite", reason="only SQLite has a limit that a session can set")
+def test_a_job_that_the_database_refuses_ends_with_the_reason_and_the_others_are_stored(make_gateway, client):
+    here = make_gateway()
+    first, large, last = (client.run("shout", text) for text in ("a", "x" * 20_000, "b"))
+    connection.ensure_connection()
+    before = connection.connection.setlimit(sqlite3.SQLITE_LIMIT_LENGTH, 10_000)
+    try:
+        idle(here)
+    finally:
+        connection.connection.setlimit(sqlite3.SQLITE_LIMIT_LENGTH, before)
+    status, text = outcome(client, "shout", large)
+    assert status is Status.ERROR
+    assert text.startswith("InvalidPayload: invalid payload: the database cannot store a value that is too long")
+    assert Job.objects.count() == 2
+    drain()
+    idle(here)
+    assert succeeded(client, [first, last])
 
 
 def test_a_gateway_that_dies_before_the_handover_leaves_one_row(make_gateway, client, monkeypatch):
