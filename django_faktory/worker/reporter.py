@@ -185,7 +185,7 @@ def _log_without_effect(report: Report, answer: Any) -> None:
     if answer is False or isinstance(answer, JobNotFound):
         logger.warning("%s came too late, the job is no longer this worker's jid=%s", report_type, report.jid)
     elif isinstance(answer, InvalidResult):
-        logger.error("job dead jid=%s error=%s", report.jid, answer)
+        logger.error("result could not be stored, the job is dead jid=%s error=%s", report.jid, answer)
     else:
         logger.error("%s was refused jid=%s error=%s", report_type, report.jid, answer)
 
