@@ -105,7 +105,7 @@ class OutboxEntryAdmin(ReadOnlyAdmin):
         """Clear the error so that the outbox relay sends the entry again."""
         # Without the job, which may be long: the log needs the names only.
         rows = list(queryset.exclude(error="").only("jid"))
-        count = OutboxEntry.objects.using(queryset.db).filter(pk__in=[row.pk for row in rows]).update(error="")
+        count = OutboxEntry.objects.filter(pk__in=[row.pk for row in rows]).update(error="")
         log_action(request, rows, gettext_noop("Retried"))
         message = ngettext("%(number)s job will be sent again.", "%(number)s jobs will be sent again.", count)
         self.message_user(request, message % {"number": format_number(count)}, messages.SUCCESS)

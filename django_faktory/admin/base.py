@@ -84,11 +84,6 @@ def format_capped(count: int, limit: int) -> str:
     return f"{format_number(limit)}+" if count > limit else format_number(count)
 
 
-def alias_of(row: Model) -> str:
-    """Return the alias of the database that the row was read from; the router chooses it for a new row."""
-    return row._state.db or type(row)._default_manager.db  # noqa: SLF001  (documented)
-
-
 class CappedPaginator(CappedBase):
     """Paginator that counts at most `max_count` rows: a list of millions opens as fast as one of ten thousand."""
 

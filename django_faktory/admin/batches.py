@@ -14,6 +14,7 @@ from django.utils.text import Truncator
 from django.utils.translation import gettext, gettext_noop, ngettext, pgettext_lazy
 from django.utils.translation import gettext_lazy as _
 
+from .. import conf
 from ..core.batch_rules import CallbackProgress, Kind, is_open
 from ..core.json.jsontext import decode
 from ..core.lifecycle import FAILED, State
@@ -29,7 +30,6 @@ from .base import (
     LongText,
     ReadOnlyAdmin,
     SafeChangeList,
-    alias_of,
     format_capped,
     long_text_column,
     requires_permission,
@@ -122,7 +122,7 @@ class BatchList(SafeChangeList):
         super().get_results(request)
         rows: list[Any] = list(self.result_list)
         has_parents = any(row.children for row in rows)
-        failing = batch_tree.find_failing_ancestors(using=alias_of(rows[0])) if has_parents else set()
+        failing = batch_tree.find_failing_ancestors(using=conf.get("DATABASE")) if has_parents else set()
         for row in rows:
             row.is_failing_below = row.bid in failing
         self.result_list = rows
@@ -207,7 +207,7 @@ class BatchAdmin(ReadOnlyAdmin):
     def stage(self, batch: Batch) -> SafeString | str:
         """Return the progress in words."""
         if not hasattr(batch, "is_failing_below"):  # the page of one batch
-            failing = batch_tree.find_failing_ancestors(using=alias_of(batch)) if batch.children else set()
+            failing = batch_tree.find_failing_ancestors(using=conf.get("DATABASE")) if batch.children else set()
             return _format_stage(batch, is_failing_below=batch.bid in failing)
         return _format_stage(batch, is_failing_below=batch.is_failing_below)
 
@@ -247,9 +247,9 @@ class BatchAdmin(ReadOnlyAdmin):
 
         Only members with a row: a member that succeeded without a result to keep has none.
         """
-        using = alias_of(batch)
+        using = conf.get("DATABASE")
         # One statement with a bounded count per state (ADR 0031); the index of members serves each of them.
-        sets = [Job.objects.using(using).in_state(state).filter(bid=batch.bid) for state in State]
+        sets = [Job.objects.in_state(state).filter(bid=batch.bid) for state in State]
         # One more than is shown, to learn whether there are more.
         counts = dict(zip(State, bounded_counts.counts(sets, max_count=MAX_COUNTED + 1, using=using), strict=True))
         lines = [
@@ -277,9 +277,8 @@ class BatchAdmin(ReadOnlyAdmin):
     @admin.display(description=_("failed jobs"))
     def failed_jobs(self, batch: Batch) -> SafeString | str:
         """Return the latest failed members of the batch and of the batches below it, with their errors."""
-        using = alias_of(batch)
         bids = [one.bid for one in _read_tree(batch) if one.depth >= batch.depth]
-        failed = Job.objects.using(using).in_state(*FAILED).filter(bid__in=bids)
+        failed = Job.objects.in_state(*FAILED).filter(bid__in=bids)
         jobs = failed.order_by(*LATEST_FAILURE).only("pk", "jobtype", "state", "errtype", "jid")[:MAX_FAILED_SHOWN]
         lines = [
             (
@@ -342,7 +341,7 @@ class BatchAdmin(ReadOnlyAdmin):
     @admin.action(description=_("Retry failed jobs and callbacks"), permissions=["retry"])
     def retry_failed(self, request: HttpRequest, queryset: QuerySet[Batch]) -> None:
         """Requeue the members and callbacks that are dead or wait for a retry, of nested batches too."""
-        count = bulk.retry_batches(queryset.values_list("bid", flat=True), using=queryset.db)
+        count = bulk.retry_batches(queryset.values_list("bid", flat=True), using=conf.get("DATABASE"))
         # The log needs the names only; the texts of callbacks may be long.
         log_action(request, queryset.defer(None).defer("complete", "success"), gettext_noop("Retried failed jobs"))
         message = gettext("Nothing to retry: no job has failed.")

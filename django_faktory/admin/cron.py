@@ -18,6 +18,7 @@ from django.utils.safestring import SafeString
 from django.utils.translation import gettext
 from django.utils.translation import gettext_lazy as _
 
+from .. import conf
 from ..core.cron import Schedule, zone_of
 from ..core.json import jsontext
 from ..errors import InvalidCron
@@ -28,7 +29,7 @@ from ..store import texts
 from ..store.cron import entries as cron_entries
 from ..store.cron import runs as cron_runs
 from ..tasks import base, cron, redaction
-from .base import LongText, SafeChangeList, alias_of, long_text_column
+from .base import LongText, SafeChangeList, long_text_column
 from .formats import StrOrPromise, error_text, render_time, time_column
 from .labels import CRON_STATES, OUTCOMES
 from .links import jobs_link
@@ -123,7 +124,7 @@ class CronList(SafeChangeList):
         super().get_results(request)
         # As a list: the rows that the page iterates must be those with the attribute.
         entries: list[Any] = list(self.result_list)
-        latest = cron_runs.read_latest([entry.pk for entry in entries], using=alias_of(entries[0])) if entries else {}
+        latest = cron_runs.read_latest([entry.pk for entry in entries], using=conf.get("DATABASE")) if entries else {}
         for entry in entries:
             entry.latest = latest.get(entry.pk)
         self.result_list = entries
@@ -160,17 +161,23 @@ class CronStateFilter(admin.SimpleListFilter):
 
 def _pause(entry: CronEntry, _: HttpRequest) -> str:
     return (
-        gettext("paused.") if cron_entries.pause([entry.pk], using=alias_of(entry)) else gettext("was paused already.")
+        gettext("paused.")
+        if cron_entries.pause([entry.pk], using=conf.get("DATABASE"))
+        else gettext("was paused already.")
     )
 
 
 def _resume(entry: CronEntry, _: HttpRequest) -> str:
     # Ticks during the pause are not run later.
-    return gettext("resumed.") if cron_entries.resume([entry.pk], using=alias_of(entry)) else gettext("was not paused.")
+    return (
+        gettext("resumed.")
+        if cron_entries.resume([entry.pk], using=conf.get("DATABASE"))
+        else gettext("was not paused.")
+    )
 
 
 def _run_now(entry: CronEntry, _: HttpRequest) -> str:
-    return gettext("enqueued as %(job)s.") % {"job": cron.run_now(entry, using=alias_of(entry)).jid}
+    return gettext("enqueued as %(job)s.") % {"job": cron.run_now(entry, using=conf.get("DATABASE")).jid}
 
 
 @admin.register(CronEntry)
@@ -260,7 +267,7 @@ class CronEntryAdmin(ObjectActionsMixin):
 
     def save_model(self, request: HttpRequest, obj: CronEntry, form: Any, change: bool) -> None:  # noqa: ARG002
         """Store the definition only, so that ticks taken by nodes since the form was loaded stay taken."""
-        cron_entries.save(obj, using=alias_of(obj))
+        cron_entries.save(obj, using=conf.get("DATABASE"))
         # A misspelled name looks like a task in another language, so this is a warning, not an error.
         if base.find_registered(obj.jobtype) is None:
             text = gettext("No task of this project is called %(task)s: a worker in another language must know it.")
@@ -345,8 +352,8 @@ def _format_time(entry: CronEntry, moment: Any) -> SafeString:
 
 
 def _render_history(entry: CronEntry, *, has_notes: bool = False) -> SafeString | str:
-    using = alias_of(entry)
-    runs = list(CronRun.objects.using(using).filter(entry=entry).order_by("-id")[:RUNS_SHOWN])
+    using = conf.get("DATABASE")
+    runs = list(CronRun.objects.filter(entry=entry).order_by("-id")[:RUNS_SHOWN])
     # ACK does not update runs (ADR 0014), so the current outcomes are read from the jobs.
     outcomes = cron_runs.read_outcomes([run.jid for run in runs if run.jid], using=using)
     lines = [

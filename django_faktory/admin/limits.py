@@ -16,12 +16,13 @@ from django.utils.safestring import SafeString
 from django.utils.translation import gettext
 from django.utils.translation import gettext_lazy as _
 
+from .. import conf
 from ..core.limits import Allowance, InvalidLimit, Scope, rate_text
 from ..errors import FaktoryError
 from ..models import Limit
 from ..store.limits import definitions
 from ..tasks import limits as task_limits
-from .base import CappedPaginator, alias_of
+from .base import CappedPaginator
 from .formats import error_text, format_number, render_time
 from .history import get_reason
 from .object_actions import ObjectAction, ObjectActionsMixin
@@ -82,7 +83,7 @@ class LimitForm(AnyLimitForm):
         # Django's own check of uniqueness needs a filled instance, which this form does not have.
         if not self.instance.pk and not self.errors:
             key = {"scope": self.cleaned_data["scope"], "name": self.cleaned_data["name"]}
-            if Limit.objects.using(alias_of(self.instance)).filter(**key).exists():
+            if Limit.objects.filter(**key).exists():
                 self.add_error("name", ValidationError(gettext("a limit with this name exists; edit it instead")))
 
 
@@ -94,17 +95,17 @@ def _require_task_name(limit: Limit) -> str:
 
 def _pause(limit: Limit, request: HttpRequest) -> str:
     by, reason = request.user.get_username(), get_reason(request)
-    is_changed = definitions.pause([_require_task_name(limit)], using=alias_of(limit), by=by, reason=reason)
+    is_changed = definitions.pause([_require_task_name(limit)], using=conf.get("DATABASE"), by=by, reason=reason)
     return gettext("paused.") if is_changed else gettext("was paused already.")
 
 
 def _resume(limit: Limit, _: HttpRequest) -> str:
-    is_changed = definitions.resume([_require_task_name(limit)], using=alias_of(limit))
+    is_changed = definitions.resume([_require_task_name(limit)], using=conf.get("DATABASE"))
     return gettext("resumed.") if is_changed else gettext("was not paused.")
 
 
 def _revert_edit(limit: Limit, _: HttpRequest) -> str:
-    is_changed = task_limits.revert_to_code(limit, using=alias_of(limit))
+    is_changed = task_limits.revert_to_code(limit, using=conf.get("DATABASE"))
     return gettext("reset to the value in code.") if is_changed else gettext("was not edited.")
 
 
@@ -163,12 +164,12 @@ class LimitAdmin(ObjectActionsMixin):
         """Let the store write the limit, which updates its limiters and unblocks waiting jobs."""
         values = form.cleaned_data
         key = (obj.scope, obj.name) if change else (values["scope"], values["name"])
-        written = definitions.save_limit(*key, form.allowance, using=alias_of(obj))
+        written = definitions.save_limit(*key, form.allowance, using=conf.get("DATABASE"))
         obj.__dict__.update(written.__dict__)  # the log entry shows the written values
 
     def delete_model(self, request: HttpRequest, obj: Limit) -> None:
         """Remove the limit and unblock all jobs that wait for it."""
-        definitions.remove(obj, using=alias_of(obj))
+        definitions.remove(obj, using=conf.get("DATABASE"))
         if obj.removal_warning:
             self.message_user(request, f"{obj.name}: {gettext(obj.removal_warning)}", messages.WARNING)
 
@@ -208,7 +209,7 @@ class LimitAdmin(ObjectActionsMixin):
         if limit.scope == Scope.QUEUE:
             # None of them is blocked: the claim skips a queue whose limiter is full (ADR 0016).
             return gettext("in the queue")
-        count = definitions.count_blocked_jobs(limit, using=alias_of(limit))
+        count = definitions.count_blocked_jobs(limit, using=conf.get("DATABASE"))
         return f"{format_number(count)}+" if count == definitions.MAX_COUNTED else format_number(count)
 
     @admin.display(description=_("paused since"))

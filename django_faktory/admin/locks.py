@@ -13,12 +13,13 @@ from django.utils.safestring import SafeString
 from django.utils.translation import gettext, gettext_noop, ngettext
 from django.utils.translation import gettext_lazy as _
 
+from .. import conf
 from ..core.lifecycle import State
 from ..models import Job, JobLock
 from ..models.permissions import may_see
 from ..operations import worker_names
 from ..store.jobs import transitions
-from .base import CappedPaginator, ReadOnlyAdmin, SafeChangeList, alias_of, requires_permission
+from .base import CappedPaginator, ReadOnlyAdmin, SafeChangeList, requires_permission
 from .formats import format_number, render_time, render_worker
 from .history import log_action
 from .links import jobs_link, row_link
@@ -102,7 +103,7 @@ class JobLockAdmin(ReadOnlyAdmin):
     def waiting(self, lock: JobLock) -> str:
         """Return the number of blocked jobs, capped so that no large table is counted."""
         # The state is compared too, because the index of lock keys has it as its second column.
-        jobs = Job.objects.using(alias_of(lock)).in_state(State.BLOCKED).filter(lock_key=lock.key)
+        jobs = Job.objects.in_state(State.BLOCKED).filter(lock_key=lock.key)
         # A hot key can have any number of jobs behind it (ADR 0015).
         count = jobs.count_up_to(MAX_COUNTED)
         return f"{format_number(count)}+" if count == MAX_COUNTED else format_number(count)
@@ -121,7 +122,7 @@ class JobLockAdmin(ReadOnlyAdmin):
         if confirmation is not None:
             return confirmation
         # By token, not by key: a lock acquired since the page was shown has a new token and stays.
-        count = transitions.free_locks([lock.pk for lock in selected], using=queryset.db)
+        count = transitions.free_locks([lock.pk for lock in selected], using=conf.get("DATABASE"))
         log_action(request, selected, gettext_noop("Released manually"))
         message = ngettext("Released %(number)s lock.", "Released %(number)s locks.", count)
         self.message_user(request, message % {"number": format_number(count)}, messages.SUCCESS)
@@ -132,7 +133,7 @@ def holder_of(job: Job) -> SafeString | str:
     """Return the holder of this job's key: the job itself, another job, or none."""
     if job.lock_key is None:
         return "–"
-    lock = JobLock.objects.using(alias_of(job)).filter(key=job.lock_key).first()
+    lock = JobLock.objects.filter(key=job.lock_key).first()
     if lock is None:
         return gettext("none")
     link = format_html('<a href="{}">{}</a>', row_link("joblock", lock.pk), lock.jid)
@@ -149,7 +150,7 @@ def holder_of(job: Job) -> SafeString | str:
 def _attach_names(request: HttpRequest, locks: list[Any]) -> None:
     # Host names need the permission to view workers.
     is_visible = bool(locks) and may_see(request.user, "workerprocess")
-    names = worker_names.read([lock.wid for lock in locks], using=alias_of(locks[0])) if is_visible else {}
+    names = worker_names.read([lock.wid for lock in locks], using=conf.get("DATABASE")) if is_visible else {}
     for lock in locks:
         lock.worker_name = names.get(lock.wid, "")
 

@@ -13,12 +13,13 @@ from django.utils.html import format_html
 from django.utils.translation import gettext, gettext_noop, ngettext, pgettext
 from django.utils.translation import gettext_lazy as _
 
+from .. import conf
 from ..core.limits import Scope
 from ..models import Job, Limit, Queue
 from ..models.permissions import may, may_see
 from ..models.queue import QueueQuerySet
 from ..operations import bulk, timings, waiting
-from .base import ReadOnlyAdmin, SafeChangeList, alias_of, format_capped, requires_permission
+from .base import ReadOnlyAdmin, SafeChangeList, format_capped, requires_permission
 from .formats import StrOrPromise, format_age, format_number
 from .history import get_reason, log_action
 from .links import jobs_link, page_url
@@ -94,7 +95,7 @@ class QueueAdmin(ReadOnlyAdmin):
                 "line": line,
                 "limit": limit,
                 "running": _count_running(queue),
-                "service": waiting.read_service(queue.name, using=alias_of(queue)),
+                "service": waiting.read_service(queue.name, using=conf.get("DATABASE")),
                 "sees_workers": may_see(request.user, "workerprocess"),
                 "may_see_limits": may_see(request.user, "queue", "limit"),
                 "may_set_limits": may(request.user, "limit.add"),
@@ -106,7 +107,7 @@ class QueueAdmin(ReadOnlyAdmin):
 
     def _build_timings(self, request: HttpRequest, queue: Queue) -> dict[str, Any]:
         """Return charts of the queue's jobs, and their timings by task."""
-        using, period = alias_of(queue), read_period(request)
+        using, period = conf.get("DATABASE"), read_period(request)
         history = timings.read_history(queue.name, timings.QUEUE, period, using=using)
         sees_tasks = may_see(request.user, "job")
         by_task = timings.read_tasks_of_queue(queue.name, period, using=using) if sees_tasks else []
@@ -166,7 +167,7 @@ class QueueAdmin(ReadOnlyAdmin):
     ) -> None:
         rows = list(queryset)
         # Exactly the rows that are logged: a second evaluation of `queryset` could match others.
-        queues = Queue.objects.using(queryset.db).filter(pk__in=[row.pk for row in rows])
+        queues = Queue.objects.filter(pk__in=[row.pk for row in rows])
         changed = change(queues)
         if changed:  # else another user was faster
             log_action(request, [row for row in rows if (row.paused_at is None) == is_pause], summary)
@@ -181,17 +182,17 @@ class QueueAdmin(ReadOnlyAdmin):
 
 
 def _read_lines(rows: list[Any]) -> list[QueueLine]:
-    return build_queue_lines(rows, using=alias_of(rows[0])) if rows else []
+    return build_queue_lines(rows, using=conf.get("DATABASE")) if rows else []
 
 
 def _read_limits(rows: list[Any]) -> dict[str, Limit]:
     """Return the limits of these queues by name."""
     if not rows:
         return {}
-    limits = Limit.objects.using(alias_of(rows[0])).filter(scope=Scope.QUEUE, name__in=[row.name for row in rows])
+    limits = Limit.objects.filter(scope=Scope.QUEUE, name__in=[row.name for row in rows])
     return {limit.name: limit for limit in limits}
 
 
 def _count_running(queue: Queue) -> str:
-    jobs = Job.objects.using(alias_of(queue)).working().filter(queue=queue.name)
+    jobs = Job.objects.working().filter(queue=queue.name)
     return format_capped(jobs.count_up_to(MAX_RUNNING + 1), MAX_RUNNING)

@@ -24,7 +24,7 @@ from django.utils.translation import gettext_lazy as _
 from .. import conf
 from ..models import Job, WorkerProcess, permissions
 from ..store import alarm_records, workers
-from .base import ReadOnlyAdmin, SafeChangeList, alias_of, requires_permission
+from .base import ReadOnlyAdmin, SafeChangeList, requires_permission
 from .formats import StrOrPromise, format_age, format_number, render_worker, time_column
 from .history import log_action
 from .labels import PHASES, STATES
@@ -45,7 +45,7 @@ class WorkerList(SafeChangeList):
         """Fetch the page's rows and attach `jobs` to each."""
         super().get_results(request)
         rows: list[Any] = list(self.result_list)
-        job_counts = workers.count_jobs_of([row.wid for row in rows], using=alias_of(rows[0])) if rows else {}
+        job_counts = workers.count_jobs_of([row.wid for row in rows], using=conf.get("DATABASE")) if rows else {}
         for row in rows:
             row.jobs = job_counts.get(row.wid, 0)
         # A list: iterating the queryset again would load rows without the attribute.
@@ -119,8 +119,8 @@ class WorkerProcessAdmin(ReadOnlyAdmin):
         """Render the worker's page: its jobs and the actions."""
         worker = kwargs.get("obj")
         if worker is not None:
-            using = alias_of(worker)
-            running = Job.objects.using(using).working().filter(wid=worker.wid).order_by("started_at")
+            using = conf.get("DATABASE")
+            running = Job.objects.working().filter(wid=worker.wid).order_by("started_at")
             sees_runs = permissions.may_see(request.user, "workerprocess", "running")
             rows = running.only(*_COLUMNS)[:RUNS_SHOWN] if sees_runs else ()
             context |= {
@@ -166,7 +166,9 @@ class WorkerProcessAdmin(ReadOnlyAdmin):
     def _advance(self, request: HttpRequest, queryset: QuerySet[WorkerProcess], state: str) -> None:
         processes = list(queryset)
         # Claims give these workers no job from now on (W15). Workers in a later state stay in it.
-        changed = [process for process in processes if workers.advance([process.wid], state, using=queryset.db)]
+        changed = [
+            process for process in processes if workers.advance([process.wid], state, using=conf.get("DATABASE"))
+        ]
         log_action(request, changed, f"Sent {state}")
         message = ngettext(
             "%(state)s requested for %(number)s worker: it gets no more jobs.",
@@ -195,7 +197,7 @@ def _read_lost(*, sees_jobs: bool) -> list[LostWorker]:
     since = timezone.now() - timedelta(seconds=alarm_records.LOST_SHOWN_S)
     records = alarm_records.read_lost(using=using, since=since)
     jids = [jid for record in records for jid, *_ in record.jobs] if sees_jobs else []
-    rows = Job.objects.using(using).filter(jid__in=jids[:MAX_LOST_JOBS]).only("jid", "jobtype", "state")
+    rows = Job.objects.filter(jid__in=jids[:MAX_LOST_JOBS]).only("jid", "jobtype", "state")
     row_by_jid = {row.jid: row for row in rows}
 
     def describe(jid: str, jobtype: str) -> tuple[str, Job | None, str]:

@@ -6,21 +6,16 @@ page reads from `default` are not the jobs that its buttons change.
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import Any, TypeVar
 
 from django.db import models
 
 from .. import conf
 
-_Row = TypeVar("_Row", bound=models.Model)
-
-if TYPE_CHECKING:
-    _Manager = models.Manager[_Row]
-else:  # Django's own classes take no type parameters at run time
-    _Manager = models.Manager
+_Row = TypeVar("_Row", bound="JobsModel")
 
 
-class JobsManager(_Manager):
+class JobsManager(models.Manager[_Row]):
     """Manager of the rows in `FAKTORY["DATABASE"]`; `using()` names another database."""
 
     @property

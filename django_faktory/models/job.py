@@ -418,7 +418,7 @@ class Job(JobsModel):
     )
 
     # `store` changes jobs by raw SQL and updates, so save() is not called and post_save not sent (ADR 0003).
-    objects = JobsManager.from_queryset(JobQuerySet)()  # type: ignore[assignment]
+    objects = JobsManager.from_queryset(JobQuerySet)()  # type: ignore[misc]
 
     class Meta:
         permissions = JOB_PERMISSIONS

@@ -48,7 +48,7 @@ class Queue(Pausable):
         help_text="Last time that a job was pushed to it or waited in it, to the hour.",
     )
 
-    objects = JobsManager.from_queryset(QueueQuerySet)()  # type: ignore[assignment]
+    objects = JobsManager.from_queryset(QueueQuerySet)()  # type: ignore[misc]
 
     class Meta:
         permissions = QUEUE_PERMISSIONS

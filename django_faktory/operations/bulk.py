@@ -62,8 +62,6 @@ class BulkOperation(NamedTuple):
 
 def begin(verb: Verb, jobs: JobQuerySet) -> BulkOperation:
     """Find the jobs to change and return the steps; jobs created later are not included."""
-    jobs = jobs.using(_writable_alias(jobs))
-    # Counted and changed on the same database: a replica that lags would list jobs that have changed since.
     total, steps = bulk.change(jobs, STATES[verb], _change_for(verb))
     return BulkOperation(total, _run_steps(verb, jobs.db, steps))
 
@@ -122,12 +120,12 @@ def test_one(job: Job) -> bool:
 
 def pause(rows: QueueQuerySet, by: str, reason: str) -> int:
     """Stop delivering jobs of these queues; return how many were not paused before."""
-    return len(queues.pause(_names(rows), using=_writable_alias(rows), by=by, reason=reason))
+    return len(queues.pause(_names(rows), using=rows.db, by=by, reason=reason))
 
 
 def resume(rows: QueueQuerySet) -> int:
     """Deliver jobs of these queues again; return how many were paused."""
-    using = _writable_alias(rows)
+    using = rows.db
     resumed = queues.resume(_names(rows), using=using)
     if resumed:
         _announce(using, set(resumed))
@@ -136,13 +134,6 @@ def resume(rows: QueueQuerySet) -> int:
 
 def _names(rows: QueueQuerySet) -> list[str]:
     return list(rows.values_list("name", flat=True))
-
-
-def _writable_alias(rows: JobQuerySet | QueueQuerySet) -> str:
-    """Return the alias to write to, also for a set that was read from a replica."""
-    # The router then chooses the alias as it does for update().
-    rows._for_write = True  # type: ignore[union-attr]  # noqa: SLF001  (as QuerySet's own update does)
-    return rows.db
 
 
 def _change_for(verb: Verb) -> transitions.Change:

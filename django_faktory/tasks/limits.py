@@ -61,7 +61,7 @@ def set_limit(scope: str, name: str, value: object) -> Limit:
 def remove_limit(scope: str, name: str) -> bool:
     """Remove a limit and return whether it existed. A definition in code takes effect again. Raises InvalidLimit."""
     # The stored name: that of a long key is a hash.
-    limit = Limit.objects.using(conf.get("DATABASE")).filter(scope=scope, name=check_name(scope, name)).first()
+    limit = Limit.objects.filter(scope=scope, name=check_name(scope, name)).first()
     if limit is not None:
         limit_definitions.remove(limit, using=conf.get("DATABASE"))
     return limit is not None

@@ -164,7 +164,7 @@ def _jobtype(task: Task[..., Any]) -> str:
 def _jobs_in_database() -> Iterator[EnqueuedJob]:
     if not _uses_database():
         return
-    for job in Job.objects.using(conf.get("DATABASE")).in_state(*_WAITING).order_by("pk"):
+    for job in Job.objects.in_state(*_WAITING).order_by("pk"):
         yield _build_job(job, job.payload, run_at=job.run_at, bid=job.bid or "")
 
 
@@ -196,7 +196,7 @@ def _uses_database() -> bool:
 
 
 def _batches_in_database() -> Iterator[tuple[str, NewBatch]]:
-    rows = Batch.objects.using(conf.get("DATABASE")).order_by("pk") if _uses_database() else ()
+    rows = Batch.objects.order_by("pk") if _uses_database() else ()
     for row in rows:
         definition = NewBatch(
             description=row.description,

@@ -72,13 +72,13 @@ ACTIONS = {
 """Actions by the name used in URLs and buttons. `clear` acts on the jobs of a queue, the other actions on any job."""
 
 
-def execute(name: str, ids: Sequence[int], *, using: str) -> int:
+def execute(name: str, ids: Sequence[int]) -> int:
     """Perform the action on these jobs; return the number of jobs changed.
 
     Jobs in a state that the action does not accept are skipped.
     """
     # By id: rows read earlier may have changed, and each operation checks the state in its UPDATE.
-    jobs = Job.objects.using(using).filter(pk__in=ids)
+    jobs = Job.objects.filter(pk__in=ids)
     return bulk.execute(Verb.DISCARD if name == "clear" else Verb(name), jobs)
 
 

@@ -58,7 +58,7 @@ class BulkScope(NamedTuple):
             # The dead jobs of a group are retried or discarded; only its retrying jobs can be killed.
             state = State.RETRIES if verb == "kill" else State.DEAD
             return error_groups.filter_kind(self.kind, using=using, state=state)
-        return Job.objects.using(using).matching(self.query).in_state(*actions.ACTIONS[verb].states)
+        return Job.objects.matching(self.query).in_state(*actions.ACTIONS[verb].states)
 
     def select_ids(self, rows: JobQuerySet) -> tuple[list[int], int | None]:
         """Return the ids of the rows in scope and the id of the last row read."""
@@ -68,9 +68,7 @@ class BulkScope(NamedTuple):
         if self.kind is None or not ids:
             return ids, last_id
         # In Python: the database cannot find the place in a traceback.
-        return list(
-            error_groups.ids_of_kind(rows.model.objects.using(rows.db).filter(pk__in=ids).order_by("pk"), self.kind)
-        ), last_id
+        return list(error_groups.ids_of_kind(rows.model.objects.filter(pk__in=ids).order_by("pk"), self.kind)), last_id
 
     def count_jobs(self, verb: str, *, using: str, max_count: int = COUNTED) -> int:
         """Return the number of jobs in scope, or `LowerBound` if there may be more: it counts at most `max_count`.
@@ -84,7 +82,7 @@ class BulkScope(NamedTuple):
             count = rows.count_up_to(max_count + 1)
         else:
             count = rows.recent().count_up_to(max_count + 1)
-            pks = Job.objects.using(using).values_list("pk", flat=True)
+            pks = Job.objects.values_list("pk", flat=True)
             oldest, latest = pks.order_by("pk").first() or 0, pks.order_by("-pk").first() or 0
             if latest - oldest >= RECENT:
                 return LowerBound(min(count, max_count))
@@ -162,7 +160,7 @@ def begin(
     verb: str, scope: BulkScope, *, total: int, user: object, reason: str, every_s: float = 0.0, using: str
 ) -> BulkRun:
     """Return a new run, without any step done. `total` is the result of `BulkScope.count_jobs`."""
-    jobs = Job.objects.using(using)
+    jobs = Job.objects.all()
     rows = scope.rows(verb, using=using)
     # Otherwise jobs pushed meanwhile could keep the run from ending.
     upto = jobs.order_by("-pk").values_list("pk", flat=True).first() or 0
@@ -200,7 +198,7 @@ def _run_step(run: BulkRun, using: str, chunk_size: int) -> BulkRun:
         first_at = datetime.fromtimestamp(run.first_at + run.every_s * run.placed, UTC)
         changed = bulk.spread(ids, first_at=first_at, every_s=run.every_s, using=using)
     else:
-        changed = actions.execute(run.verb, ids, using=using)
+        changed = actions.execute(run.verb, ids)
     return replace(run, after=last_id, placed=run.placed + len(ids), changed=run.changed + changed)
 
 

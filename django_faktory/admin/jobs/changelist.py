@@ -258,7 +258,7 @@ class JobAdmin(JobViews, RunViews, ErrorViews, BulkViews):
             if confirmation is not None:
                 return confirmation
         # The selection may be older than the states of its jobs: jobs in another state are not changed.
-        changed = job_actions.execute(verb, [job.pk for job in jobs], using=queryset.db)
+        changed = job_actions.execute(verb, [job.pk for job in jobs])
         if changed:  # else another user was faster
             log_action(request, [job for job in jobs if job.state in action.states], action.done_label)
         unchanged = len(jobs) - changed

@@ -41,7 +41,7 @@ from ...tasks.arguments import may_have_references
 from ...tasks.encryption import is_encrypted
 from ...tasks.results import Attempt, runs_of
 from ...tasks.tracing import trace_id_of
-from ..base import alias_of, build_shown_text
+from ..base import build_shown_text
 from ..formats import format_duration, render_worker
 from ..history import translate_entry
 from ..labels import STATES
@@ -117,7 +117,7 @@ def build_context(
     timeline = build_timeline(job, stored["history"])
     names = {}
     if may_see(request.user, "workerprocess"):  # host names need this permission
-        names = worker_names.read([job.wid, *(entry.worker for entry in timeline)], using=alias_of(job))
+        names = worker_names.read([job.wid, *(entry.worker for entry in timeline)], using=conf.get("DATABASE"))
     timeline = [_name_worker(entry, names) if entry.worker else entry for entry in timeline]
     return {
         "job": job,
@@ -353,14 +353,14 @@ def _name_worker(entry: TimelineEntry, names: Mapping[str, str]) -> TimelineEntr
 
 def _link_reason(job: Job) -> SafeString | str | None:
     """Return why the job waits, as a link to the row that explains it."""
-    reason = waiting.read_reason(job, using=alias_of(job))
+    reason = waiting.read_reason(job, using=conf.get("DATABASE"))
     if reason is None or not reason.model:
         return reason and reason.text
     return _admin_link(reason.model, reason.key, reason.text)
 
 
 def _build_facts(job: Job, names: Mapping[str, str]) -> list[tuple[str, Any]]:
-    using = alias_of(job)
+    using = conf.get("DATABASE")
     attempts = gettext("%(number)s of %(total)s") % {"number": job.attempts, "total": job.max_attempts}
     return [
         (gettext("Task"), job.jobtype),

@@ -83,7 +83,7 @@ class JobViews(ReadOnlyAdmin):
             return HttpResponseNotAllowed(SAFE_METHODS)
         if not may_see(request.user, "job"):
             raise PermissionDenied
-        job = get_object_or_404(Job.objects.using(conf.get("DATABASE")).defer(*self.long_texts), pk=pk)
+        job = get_object_or_404(Job.objects.defer(*self.long_texts), pk=pk)
         return self.page(request, "job_body", shows_navigation=False, **self._build_context(request, job))
 
     def _execute_one(self, request: HttpRequest, pk: int, verb: str) -> HttpResponse:
@@ -94,7 +94,7 @@ class JobViews(ReadOnlyAdmin):
         if action is None or verb == "clear" or not action.is_allowed(request) or not may_see(request.user, "job"):
             raise PermissionDenied
         # The long texts can be large, and the action needs none of them.
-        job = Job.objects.using(conf.get("DATABASE")).defer(*self.long_texts).filter(pk=pk).first()
+        job = Job.objects.defer(*self.long_texts).filter(pk=pk).first()
         if job is None:
             return self.answer_missing(request)
         if action.warning:
@@ -107,7 +107,7 @@ class JobViews(ReadOnlyAdmin):
             )
             if confirmation is not None:
                 return confirmation
-        changed = actions.execute(verb, [job.pk], using=conf.get("DATABASE"))
+        changed = actions.execute(verb, [job.pk])
         if changed:
             log_action(request, [job], action.done_label)
             self.message_user(request, f"{action.done_label}: {job.jid}", messages.SUCCESS)
@@ -115,7 +115,7 @@ class JobViews(ReadOnlyAdmin):
             text = gettext("%(action)s: nothing done, the job has changed its state meanwhile.")
             self.message_user(request, text % {"action": action.label}, messages.WARNING)
         # A deleted job has no page to return to.
-        still_exists = Job.objects.using(conf.get("DATABASE")).filter(pk=pk).exists()
+        still_exists = Job.objects.filter(pk=pk).exists()
         return HttpResponseRedirect(row_link("job", pk) if still_exists else page_url("job_changelist"))
 
     def _edit(self, request: HttpRequest, pk: int) -> HttpResponse:
@@ -123,7 +123,7 @@ class JobViews(ReadOnlyAdmin):
         # The form shows the arguments, so editing alone does not suffice (ADR 0034).
         if not self.has_edit_permission(request) or not may_see(request.user, "job"):
             raise PermissionDenied
-        job = Job.objects.using(conf.get("DATABASE")).defer(*self.long_texts).filter(pk=pk).first()
+        job = Job.objects.defer(*self.long_texts).filter(pk=pk).first()
         if job is None:
             return self.answer_missing(request)
         args, kwargs, problem = detail.read_editable_call(job, texts.read(job, "payload")["payload"])

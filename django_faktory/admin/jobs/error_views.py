@@ -81,10 +81,10 @@ class ErrorViews(ReadOnlyAdmin):
                 error_groups.filter_kind(kind, using=using).order_by(*LATEST_FAILURE)[: bulk_actions.COUNTED + 1], kind
             )
         )
-        latest = _read_jobs(ids[:JOBS_SHOWN], using=using)
+        latest = _read_jobs(ids[:JOBS_SHOWN])
         retrying = error_groups.filter_kind(kind, using=using, state=State.RETRIES)
         retrying_ids = list(error_groups.ids_of_kind(retrying.order_by(*LATEST_FAILURE)[: RETRIES_COUNTED + 1], kind))
-        failed = latest or _read_jobs(retrying_ids[:JOBS_SHOWN], using=using)
+        failed = latest or _read_jobs(retrying_ids[:JOBS_SHOWN])
         retry = actions.ACTIONS["retry"]
         count_text = format_capped(len(ids), bulk_actions.COUNTED)
         return self.page(
@@ -92,8 +92,8 @@ class ErrorViews(ReadOnlyAdmin):
             "error",
             title=ngettext("%(error)s: %(number)s dead job", "%(error)s: %(number)s dead jobs", len(ids))
             % {"error": kind.errtype or gettext("Killed manually"), "number": count_text},
-            chart=_build_chart(ids, using=using) if ids else None,
-            last_retry_at=_find_last_retry(retrying_ids, using=using),
+            chart=_build_chart(ids) if ids else None,
+            last_retry_at=_find_last_retry(retrying_ids),
             may_kill=actions.ACTIONS["kill"].is_allowed(request),
             kind=kind,
             scope=scope,
@@ -122,7 +122,7 @@ class ErrorViews(ReadOnlyAdmin):
         self._require_view_permission(request)  # the redirect's URL contains the job's error
         if not actions.ACTIONS["retry"].is_allowed(request):
             raise PermissionDenied
-        job = Job.objects.using(conf.get("DATABASE")).defer(*self.long_texts).filter(pk=pk).first()
+        job = Job.objects.defer(*self.long_texts).filter(pk=pk).first()
         if job is None:
             return self.answer_missing(request)
         kind = error_groups.read_kind(job)  # before the retry: the next run may replace the failure
@@ -147,7 +147,7 @@ class ErrorViews(ReadOnlyAdmin):
         if not pk.isdecimal() or len(pk) > 18:
             return None
         columns = ("jid", "jobtype", "state", "errtype", "finished_at")
-        job = Job.objects.using(conf.get("DATABASE")).filter(pk=int(pk)).only(*columns).first()
+        job = Job.objects.filter(pk=int(pk)).only(*columns).first()
         state = job.state if job else None
         return {
             "pk": pk,
@@ -166,26 +166,26 @@ class ErrorViews(ReadOnlyAdmin):
             raise PermissionDenied
 
 
-def _build_chart(ids: Sequence[int], *, using: str) -> Chart:
+def _build_chart(ids: Sequence[int]) -> Chart:
     """Return the deaths of these jobs over the last day, by the hour."""
     intervals = PERIODS["24h"].starts(timezone.now())
-    times = Job.objects.using(using).filter(pk__in=ids[:CHARTED], finished_at__gte=intervals[0])
+    times = Job.objects.filter(pk__in=ids[:CHARTED], finished_at__gte=intervals[0])
     ends = times.values_list("finished_at", flat=True)
     counts = Counter((at - intervals[0]) // timedelta(hours=1) for at in ends if at is not None)
     points = [Point(f"{at:%H:%M}", 0, counts[index]) for index, at in enumerate(intervals)]
     return build_chart(gettext("Failed finally in the last 24 hours"), points)
 
 
-def _find_last_retry(ids: Sequence[int], *, using: str) -> datetime | None:
+def _find_last_retry(ids: Sequence[int]) -> datetime | None:
     """Return the time at which the last of these jobs is due."""
-    latest: datetime | None = Job.objects.using(using).filter(pk__in=ids).aggregate(at=Max("run_at"))["at"]
+    latest: datetime | None = Job.objects.filter(pk__in=ids).aggregate(at=Max("run_at"))["at"]
     return latest
 
 
-def _read_jobs(ids: Sequence[int], *, using: str) -> list[Any]:
+def _read_jobs(ids: Sequence[int]) -> list[Any]:
     """Return these jobs with the beginnings of their arguments and failures, the latest failure first."""
     columns = ("jid", "jobtype", "queue", "state", "failures", "losses", "finished_at", "failed_at", "about")
-    jobs = Job.objects.using(using).filter(pk__in=ids).order_by(*LATEST_FAILURE)
+    jobs = Job.objects.filter(pk__in=ids).order_by(*LATEST_FAILURE)
     return list(job_summaries.with_texts(jobs, job_summaries.ON_PAGES).only(*columns))
 
 

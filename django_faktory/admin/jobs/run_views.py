@@ -14,7 +14,6 @@ from django.utils import timezone
 from django.utils.translation import gettext, gettext_noop
 from django.utils.translation import gettext_lazy as _
 
-from ... import conf
 from ...core.json.jsontext import encode
 from ...core.payloads import queue_name
 from ...errors import FaktoryError
@@ -138,7 +137,7 @@ class RunViews(ReadOnlyAdmin):
         decoded = (args, kwargs) if task.plain_json else decode_call(args, kwargs)
         # By its own `enqueue`, so that options, middleware and signals apply as to any other job.
         result = task.enqueue(*decoded[0], **decoded[1])
-        job = Job.objects.using(conf.get("DATABASE")).defer("payload").filter(jid=result.id).first()
+        job = Job.objects.defer("payload").filter(jid=result.id).first()
         is_hidden = redaction.is_on() or encryption.is_enabled(task.encrypt)
         details = "" if is_hidden else f" with {format_call(encode(args), encode(kwargs))}"
         # A worker may have ended the job already; or the jobs are stored elsewhere.

@@ -129,7 +129,7 @@ def _read_numbers(parts: Sequence[str], *, using: str) -> OverviewData:
     return OverviewData(
         at=now,
         tiles=[_build_tile(all_counts, state) for state in _TILES],
-        charts=[_build_recent_chart(now, using), _build_daily_chart(now, using)],
+        charts=[_build_recent_chart(now, using), _build_daily_chart(now)],
         queues=sorted(queue_lines.fullest, key=lambda line: line.name),
         hidden_queues=queue_lines.total - len(queue_lines.fullest),
         running=_read_running(now, worker_lines, using) if "running" in parts else None,
@@ -156,7 +156,7 @@ def _select_fullest(all_counts: counts.AllCounts) -> QueueLines:
 
 def _read_first_queues(using: str) -> QueueLines:
     """Return the fullest of the first queues by name, for databases too large to count every queue for a page."""
-    rows = list(Queue.objects.using(using).order_by("name")[: QUEUES_READ + 1])
+    rows = list(Queue.objects.order_by("name")[: QUEUES_READ + 1])
     lines = build_queue_lines(rows[:QUEUES_READ], using=using)
     return QueueLines(nlargest(QUEUES_SHOWN, lines, key=lambda line: line.size), len(rows))
 
@@ -183,7 +183,7 @@ def _read_running(now: datetime, shown: Sequence[WorkerLine] | None, using: str)
     """Return the jobs that have run longest, each with the time since its start and its worker."""
     # Without the long texts, which no list shows.
     columns = ("jid", "jobtype", "queue", "wid", "started_at", "about")
-    jobs = list(Job.objects.using(using).working().order_by("started_at").only(*columns)[:ROWS_SHOWN])
+    jobs = list(Job.objects.working().order_by("started_at").only(*columns)[:ROWS_SHOWN])
     names = {line.worker.wid: line.worker.name for line in shown or ()}
     if shown is not None:  # users who may not see workers get no host names
         names |= worker_names.read({job.wid for job in jobs} - names.keys(), using=using)
@@ -196,7 +196,7 @@ def _read_largest_groups(using: str) -> list[ErrorGroup]:
 
 def _read_workers(using: str) -> list[WorkerLine]:
     living = workers.living(conf.get("WORKER_TIMEOUT"))
-    rows = list(WorkerProcess.objects.using(using).filter(living).order_by("started_at")[:ROWS_SHOWN])
+    rows = list(WorkerProcess.objects.filter(living).order_by("started_at")[:ROWS_SHOWN])
     job_counts = workers.count_jobs_of([row.wid for row in rows], using=using)
     return [
         WorkerLine(
@@ -245,11 +245,11 @@ def _build_recent_chart(now: datetime, using: str) -> Chart:
     return build_chart(gettext("Last 3 hours"), points)
 
 
-def _build_daily_chart(now: datetime, using: str) -> Chart:
+def _build_daily_chart(now: datetime) -> Chart:
     today = make_aware(now).astimezone(UTC).date()  # the database counts by days in UTC
     days = [today - timedelta(days=DAYS - 1 - index) for index in range(DAYS)]
     # A day has a row for each connection that counts, so that no transaction waits for the row of another.
-    rows = Counter.objects.using(using).filter(day__gte=days[0]).order_by().values("day")
+    rows = Counter.objects.filter(day__gte=days[0]).order_by().values("day")
     sums = {
         day: (processed - failed, failed)
         for day, processed, failed in rows.annotate(p=Sum("processed"), f=Sum("failed")).values_list("day", "p", "f")

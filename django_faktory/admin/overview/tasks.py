@@ -161,7 +161,7 @@ class TaskViews(ReadOnlyAdmin):
         self._require_permission(request)
         using, period, name = conf.get("DATABASE"), read_period(request), _read_name(request.GET.get("task", ""))
         sees_limits = may(request.user, "limit.view")
-        limit = Limit.objects.using(using).filter(scope=Scope.TASK, name=name).first() if sees_limits else None
+        limit = Limit.objects.filter(scope=Scope.TASK, name=name).first() if sees_limits else None
         # The longest period includes the others.
         history = timings.read_history(name, TASK, PERIODS["30d"], using=using)
         totals = [(one, build_line(timings.build_total(name, history, one), "")) for one in PERIODS.values()]
@@ -184,7 +184,7 @@ class TaskViews(ReadOnlyAdmin):
             history=_read_history(name, limit) if sees_limits else None,
             may_pause=may(request.user, "limit.pause"),
             may_resume=may(request.user, "limit.resume"),
-            entries=_read_entries(name, using) if may(request.user, "cronentry.view") else None,
+            entries=_read_entries(name) if may(request.user, "cronentry.view") else None,
             jobs_url=jobs_link(q=f'task:"{name}"'),
             run_url=find_run_link(name) if may(request.user, "job.add") else "",
         )
@@ -197,11 +197,11 @@ class TaskViews(ReadOnlyAdmin):
         if verb not in ("pause", "resume") or not may(request.user, f"limit.{verb}"):
             raise PermissionDenied
         using = conf.get("DATABASE")
-        before = Limit.objects.using(using).filter(scope=Scope.TASK, name=name).first()
+        before = Limit.objects.filter(scope=Scope.TASK, name=name).first()
         author = partial(definitions.pause, by=request.user.get_username(), reason=get_reason(request))
         changed = (author if verb == "pause" else definitions.resume)([name], using=using)
         # A limit that was only a pause is deleted by the resume: the row before is logged.
-        row = Limit.objects.using(using).filter(scope=Scope.TASK, name=name).first() or before
+        row = Limit.objects.filter(scope=Scope.TASK, name=name).first() or before
         done = gettext_noop("Paused") if verb == "pause" else gettext_noop("Resumed")
         if changed and row is not None:
             log_action(request, [row], done, name=name)
@@ -250,6 +250,6 @@ def _read_history(name: str, limit: Limit | None) -> list[LogEntry]:
     return latest
 
 
-def _read_entries(name: str, using: str) -> list[Any]:
-    entries = CronEntry.objects.using(using).filter(jobtype=name, removed_at=None).order_by("next_at", "name")
+def _read_entries(name: str) -> list[Any]:
+    entries = CronEntry.objects.filter(jobtype=name, removed_at=None).order_by("next_at", "name")
     return list(entries.only("name", "schedule", "next_at", "paused_at", "zone")[:CRON_SHOWN])
