@@ -61,11 +61,15 @@ class Turns:
 
         while True:
             calls = self.calls()
-            self.flight = self.session.begin(calls, lambda found: self.read(found) or True)
+            self.flight = self.session.begin(calls, lambda found: self.read(found) or True, fail)
             if self.flight is not None:
                 return
             with self.connection.cursor() as cursor:
                 self.read(prepared.execute(cursor, calls))
+
+
+def fail(error):
+    raise error
 
 
 def new_jobs(count):

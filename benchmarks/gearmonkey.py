@@ -14,7 +14,7 @@ import time
 
 from redis import Redis
 
-from benchmarks.first_speed import machine
+from benchmarks.database import machine, prepare
 
 URL = os.environ.get("REDIS_URL", "redis://127.0.0.1:6379/15")
 JOBS, RUNS, ROUNDS = 3000, 300, 3
@@ -22,10 +22,7 @@ INPUT = '[1, "text"]'
 
 
 def main():
-    os.environ.setdefault("DJANGO_SETTINGS_MODULE", "benchmarks.settings")
-    import django
-
-    django.setup()
+    prepare()
     print(json.dumps(machine(), indent=2))
     found = {worker.__name__: [] for worker in (naive, ours, ours_with_tasks)}
     for _ in range(ROUNDS):

@@ -1,6 +1,5 @@
 """Run servers in their own processes: `runfaktory` as a node or as workers only, and the original server."""
 
-import os
 import signal
 import socket
 import subprocess
@@ -27,8 +26,9 @@ def original(binary):
     """
     port, pages = _free_port(), _free_port()
     with tempfile.TemporaryDirectory(prefix="faktory-bench-") as home:
-        command = [binary, "-b", f"127.0.0.1:{port}", "-w", f"127.0.0.1:{pages}", "-l", "warn"]
-        process = subprocess.Popen(command, env=os.environ | {"HOME": home}, stdout=subprocess.DEVNULL)
+        # Not HOME: the original takes the home directory of the password database, and so the data of the last run.
+        command = [binary, "-b", f"127.0.0.1:{port}", "-w", f"127.0.0.1:{pages}", "-d", home, "-l", "warn"]
+        process = subprocess.Popen(command, stdout=subprocess.DEVNULL)
         try:
             _wait_for(port)
             yield process, port

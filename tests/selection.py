@@ -65,6 +65,7 @@ SLOW = (
     "tasks/test_cron.py::test_edits_pauses_and_new_entries_take_effect_without_a_restart",
     "tenants",
     "test_snapshots.py",
+    "tools/test_benchmarks.py",
     "tools/test_own_servers.py",
     "tools/test_processes.py",
     "typing",
