@@ -126,7 +126,7 @@ class AckJob(msgspec.Struct, frozen=True):
 
 
 class FailJob(msgspec.Struct, frozen=True):
-    """FAIL: a job has failed. Texts are as sent, not cut to their limits yet."""
+    """FAIL: a job has failed. Its errtype and message are not cut to their limits yet."""
 
     jid: str
     errtype: str = ""
@@ -340,7 +340,7 @@ def _build_fail(members: dict[str, Any]) -> FailJob:
         errtype=field("FAIL", members, "errtype", str, "").strip(),
         message=field("FAIL", members, "message", str, "").strip(),
         # Other elements, such as null, are left out: a job whose FAIL is refused stays working.
-        backtrace=tuple(line for line in lines if isinstance(line, str)),
+        backtrace=tuple([line for line in lines if isinstance(line, str)][:MAX_BACKTRACE_LINES]),
     )
 
 
@@ -350,7 +350,7 @@ def _parse_long_fail(text: str) -> Incremental[FailJob]:
     members = {key: decode_value(value) for key, value in raw.items() if key in ("jid", "errtype", "message")}
     lines = yield from parse_strings(raw.get("backtrace", "[]"), max_count=MAX_BACKTRACE_LINES, skips_others=True)
     # Not an array: `_build_fail` raises the error, except for null.
-    members["backtrace"] = decode_value(raw["backtrace"]) if lines is None else lines[:MAX_BACKTRACE_LINES]
+    members["backtrace"] = decode_value(raw["backtrace"]) if lines is None else lines
     return _build_fail(members)
 
 
