@@ -70,6 +70,7 @@ ELSEWHERE = {
 NOT_RUN = {
     "from django_faktory.contrib.gearmonkey import OPT_BLOCKING, OPT_ROLLCALL, Client": "wants a Redis with workers",
     "from django_faktory.contrib.gearmonkey import Worker": "works until it is stopped",
+    "from wagtail import hooks": "wants Wagtail",
     'FAKTORY = {"REDACT": "shop.privacy.redact"}': "names a function that the page has yet to write",
     'FAKTORY = {"DATABASE": "jobs"}  # data in "default", jobs in "jobs": OUTBOX is ["default"] by default': (
         "names databases that are not there"

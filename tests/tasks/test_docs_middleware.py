@@ -7,6 +7,8 @@ from pathlib import Path
 import pytest
 import sentry_sdk
 import structlog
+from sentry_sdk.integrations.dedupe import DedupeIntegration
+from sentry_sdk.integrations.logging import LoggingIntegration
 from sentry_sdk.transport import Transport
 
 from django_faktory.tasks.middleware import Middleware
@@ -43,6 +45,26 @@ def test_structlog_has_the_job_context_only_while_the_job_runs(use, monkeypatch)
     work()
     assert seen == [{"jid": result.id, "task": "calls_noticing"}]
     assert structlog.contextvars.get_contextvars() == {}
+
+
+@pytest.mark.parametrize("task", [tasks.fails, tasks.fails_for_good])
+def test_sentry_gets_one_event_for_a_failure_with_its_default_integrations(use, task):
+    """The worker logs the exception of the last attempt as an ERROR, which Sentry's LoggingIntegration reports too."""
+    transport = Kept({})
+    integrations = [LoggingIntegration(), DedupeIntegration()]
+    with sentry_sdk.isolation_scope():
+        sentry_sdk.init(
+            dsn="http://key@127.0.0.1:1/1", transport=transport, default_integrations=False, integrations=integrations,
+            auto_enabling_integrations=False,
+        )  # fmt: skip
+        try:
+            use(example("Sentry", "Sentry"))
+            task.enqueue()
+            work()
+        finally:
+            sentry_sdk.get_global_scope().set_client(None)
+    events = [event for event in transport.events if "exception" in event or "logentry" in event]
+    assert [event["exception"]["values"][0]["type"] for event in events] == ["ValueError"]
 
 
 class Kept(Transport):
