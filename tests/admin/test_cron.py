@@ -109,6 +109,15 @@ def test_an_entry_created_in_the_admin_can_have_typed_arguments(admin_client):
     assert '"args":[{"$type":"decimal","value":"1.20"}]' in Job.objects.get().payload
 
 
+@pytest.mark.parametrize(
+    "field", [{"zone": "Mars"}, {"zone": ""}, {"schedule": "every day"}, {"args": "{"}, {"kwargs": "[1]"}, {"job": "["}]
+)
+def test_the_pages_show_a_row_that_was_written_elsewhere_and_is_wrong(admin_client, field):
+    row = CronEntry.objects.create(**{"name": "bad", "schedule": "* * * * *", "zone": "UTC", "jobtype": "x"} | field)
+    assert "bad" in page(admin_client, "changelist")
+    assert "bad" in page(admin_client, "change", row.pk)
+
+
 def test_editing_the_schedule_updates_the_next_run_and_other_edits_keep_it(admin_client):
     add(admin_client)
     made = CronEntry.objects.get()

@@ -288,6 +288,7 @@ def test_push_of_an_unregistered_task_requires_unregistered(faktory):
     "words",
     [
         ("push", add.jobtype, "--kwargs", "[1]"),
+        ("push", add.jobtype, "1"),
         ("push", add.jobtype, "--in", "soon"),
         ("push", add.jobtype, "--about", "order"),
         ("push", add.jobtype, "--queue", "no such queue"),

@@ -217,7 +217,10 @@ def _push(call: Invocation) -> int:
         )  # fmt: skip
     else:
         task_with_options = task.using(queue_name=options["queue"], run_after=delay, about=options["about"])
-        jid = task_with_options.enqueue(*args, **kwargs).id
+        try:
+            jid = task_with_options.enqueue(*args, **kwargs).id
+        except (TypeError, ValueError) as error:  # the task does not take them, or JSON cannot represent them
+            raise InvalidPayload(str(error)) from error
     call.screen.result({"jid": jid}, jid)
     return OK
 
