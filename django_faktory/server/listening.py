@@ -58,7 +58,7 @@ def open_sockets(host: str, port: int, *, shares_port: bool) -> list[socket.sock
     found = socket.getaddrinfo(host or None, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE)
     try:
         for family, address in dict.fromkeys((family, address) for family, _, _, _, address in found):
-            sockets.append(socket.create_server(address, family=family, backlog=BACKLOG, reuse_port=shares_port))  # type: ignore[arg-type]  # IPv6 addresses have four parts
+            sockets.append(socket.create_server(address, family=family, backlog=BACKLOG, reuse_port=shares_port))
     except OSError:
         close(sockets)
         raise
