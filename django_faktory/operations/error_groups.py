@@ -47,7 +47,7 @@ _mixed_id = re.compile(r"\b[a-z]+_(?=\w*[a-z])(?=\w*[A-Z])\w{8,}\b")
 _library_paths = ("site-packages", "dist-packages", "/lib/python", "<frozen")
 
 
-class ErrorKind(NamedTuple):
+class FailureKind(NamedTuple):
     """Properties that the jobs of a group share."""
 
     errtype: str
@@ -64,7 +64,7 @@ class ErrorKind(NamedTuple):
 class ErrorGroup:
     """Failed jobs of one kind."""
 
-    kind: ErrorKind
+    kind: FailureKind
     frame: str = ""
     """Its place in the code; "" if the place of its kind is the pattern of a message."""
     message: str = ""
@@ -155,20 +155,20 @@ def read_releases(pks: Sequence[int], *, using: str) -> list[str]:
     return list(dict.fromkeys(replace_unsendable(_unescape(text)) for text in found))
 
 
-def read_kind(job: Job) -> ErrorKind:
+def read_kind(job: Job) -> FailureKind:
     """Return the kind of a failed job, with one query."""
     rows = _with_ends(Job.objects.using(job._state.db).filter(pk=job.pk)).values_list(*_ENDS)  # noqa: SLF001
     beginning, end = rows.first() or ("", "")  # it may be deleted meanwhile
     return _make_kind(job.errtype, job.jobtype, beginning, end)
 
 
-def _make_kind(errtype: str, jobtype: str, beginning: str, end: str) -> ErrorKind:
-    return ErrorKind(errtype, jobtype, find_place(beginning, end) or normalize_message(extract_message(beginning)))
+def _make_kind(errtype: str, jobtype: str, beginning: str, end: str) -> FailureKind:
+    return FailureKind(errtype, jobtype, find_place(beginning, end) or normalize_message(extract_message(beginning)))
 
 
 def group_failed(*, using: str, limit: int = JOBS_READ) -> ErrorGroups:
     """Return the groups of the latest `limit` dead and `limit` retrying jobs, in two to four queries."""
-    groups: dict[ErrorKind, ErrorGroup] = {}
+    groups: dict[FailureKind, ErrorGroup] = {}
     jobs_read = jobs_total = 0
     for state in (State.DEAD, State.RETRIES):
         fields = ("errtype", "jobtype", "failed_at", "queue", *_ENDS)
@@ -200,7 +200,7 @@ def _add(group: ErrorGroup, state: State, failed_at: datetime | None, queue: str
         group.latest_at = max(group.latest_at or failed_at, failed_at)
 
 
-def filter_kind(kind: ErrorKind, *, using: str, state: State = State.DEAD) -> JobQuerySet:
+def filter_kind(kind: FailureKind, *, using: str, state: State = State.DEAD) -> JobQuerySet:
     """Return jobs with this error and task; `ids_of_kind` picks those of its place."""
     # An edited URL may contain NUL, which PostgreSQL rejects.
     if not (is_storable(kind.errtype) and is_storable(kind.jobtype)):
@@ -208,7 +208,7 @@ def filter_kind(kind: ErrorKind, *, using: str, state: State = State.DEAD) -> Jo
     return Job.objects.using(using).in_state(state).filter(errtype=kind.errtype, jobtype=kind.jobtype)
 
 
-def ids_of_kind(jobs: JobQuerySet, kind: ErrorKind) -> Iterable[int]:
+def ids_of_kind(jobs: JobQuerySet, kind: FailureKind) -> Iterable[int]:
     """Return the ids of the jobs that failed at the place of this kind, in the order of `jobs`."""
     rows = _with_ends(jobs).values_list("pk", *_ENDS)
     return [pk for pk, beginning, end in rows if _make_kind(kind.errtype, kind.jobtype, beginning, end) == kind]

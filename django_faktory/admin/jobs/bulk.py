@@ -25,7 +25,7 @@ from ...errors import InvalidQuery
 from ...models import Job, JobQuerySet
 from ...models.job import RECENT
 from ...operations import bulk, error_groups, searches
-from ...operations.error_groups import ErrorKind
+from ...operations.error_groups import FailureKind
 from ..base import LowerBound
 from . import actions
 
@@ -43,7 +43,7 @@ class BulkScope(NamedTuple):
     """Jobs to act on: those of a query, or dead jobs of one kind."""
 
     query: str
-    kind: ErrorKind | None = None
+    kind: FailureKind | None = None
 
     def __str__(self) -> str:
         """Return the scope as shown to users and written to the log."""
@@ -92,7 +92,7 @@ class BulkScope(NamedTuple):
 def parse_scope(params: Mapping[str, Any]) -> BulkScope:
     """Return the scope that URL parameters ask for. Raises InvalidQuery."""
     if "error" in params and "task" in params:
-        return BulkScope("", ErrorKind(params["error"], params["task"], params.get("at", "")))
+        return BulkScope("", FailureKind(params["error"], params["task"], params.get("at", "")))
     return BulkScope(str(build_query(params)))
 
 
@@ -146,7 +146,7 @@ class BulkRun:
     @property
     def scope(self) -> BulkScope:
         """Return the jobs to act on."""
-        return BulkScope(self.query, ErrorKind(*self.kind) if self.kind else None)
+        return BulkScope(self.query, FailureKind(*self.kind) if self.kind else None)
 
     @property
     def percent(self) -> int | None:

@@ -17,7 +17,7 @@ from django.utils.translation import gettext, ngettext
 from ... import conf
 from ...errors import InvalidQuery
 from ...models import Job
-from ...operations.error_groups import ErrorKind
+from ...operations.error_groups import FailureKind
 from ..base import LowerBound, ReadOnlyAdmin, format_capped
 from ..formats import error_text, format_duration, format_number
 from ..history import describe_action, get_reason, in_english
@@ -113,7 +113,7 @@ class BulkViews(ReadOnlyAdmin):
             step_url=page_url("job_all_step"),
             back_url=self._list_url(),
             last_retry_at=datetime.fromtimestamp(run.first_at + run.every_s * max(run.placed - 1, 0), UTC),
-            error_url=f"{page_url('job_error')}?{ErrorKind(*run.kind).query}" if run.kind else "",
+            error_url=f"{page_url('job_error')}?{FailureKind(*run.kind).query}" if run.kind else "",
         )
 
     def _list_url(self, params: QueryDict | None = None) -> str:

@@ -24,7 +24,7 @@ from ...errors import InvalidPayload
 from ...models import Job
 from ...models.permissions import may
 from ...operations import bulk, error_groups, job_summaries
-from ...operations.error_groups import ErrorKind
+from ...operations.error_groups import FailureKind
 from ...operations.timings import PERIODS
 from ...store import texts
 from ..base import ReadOnlyAdmin, format_capped
@@ -210,5 +210,5 @@ def _read_latest_failure(jobs: Sequence[Job]) -> dict[str, str] | None:
     }
 
 
-def _parse_kind(request: HttpRequest) -> ErrorKind:
-    return ErrorKind(request.GET.get("error", ""), request.GET.get("task", ""), request.GET.get("at", ""))
+def _parse_kind(request: HttpRequest) -> FailureKind:
+    return FailureKind(request.GET.get("error", ""), request.GET.get("task", ""), request.GET.get("at", ""))
