@@ -71,6 +71,8 @@ def setup(request):
     """Plant rows where the jobs are; the other database refuses every statement about them."""
     alias, prefix, changes = SETUPS[request.param]
     requests = list(routes.admin_requests())  # addresses of the default site
+    if "ROOT_URLCONF" not in changes:
+        requests += [one for one in routes.api_requests() if one.is_act and not one.is_variant]
     foreign = next(one for one in ALIASES if one != alias)
 
     def refuse(execute, sql, *rest):
@@ -80,7 +82,8 @@ def setup(request):
     client = Client()
     client.force_login(User.objects.create_superuser("ada"))
     Order.objects.create(customer="ada", item="engine", price=1)
-    with override_settings(**changes), connections[foreign].execute_wrapper(refuse):
+    faktory = {"API_READS": "", "API_WRITES": "", **changes.get("FAKTORY", {})}
+    with override_settings(**changes | {"FAKTORY": faktory}), connections[foreign].execute_wrapper(refuse):
         shared_reads.forget()
         rows.plant()
         yield SimpleNamespace(alias=alias, prefix=prefix, client=client, requests=requests)
@@ -160,10 +163,11 @@ def test_each_act_changes_a_row_of_the_jobs_database(setup):
             before, logged = stored(setup.alias), LogEntry.objects.count()
             path = request.path.replace("/admin/", setup.prefix, 1)
             answer = setup.client.generic(request.method, path, **request.sent)
-            assert answer.status_code in (200, 302), request.name
+            assert answer.status_code < 400, (request.name, answer.content)
             assert answer.headers.get("Location", setup.prefix).startswith((setup.prefix, ".", "?")), request.name
             assert stored(setup.alias) != before, request.name
-            assert LogEntry.objects.count() > logged, request.name
+            if path.startswith(setup.prefix):
+                assert LogEntry.objects.count() > logged, request.name
 
 
 def test_each_page_opens_each_button_works_and_no_link_leaves_the_site(setup):

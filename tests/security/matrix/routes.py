@@ -125,6 +125,8 @@ _FILTERS = {
     "batch": "b-1",
     "older": "1s",
     "newer": "9999d",
+    "failed_after": "9999d",
+    "failed_before": "1s",
     "name": "nightly",
     "is_paused": "true",
     "hostname": "seen-host",
