@@ -17,13 +17,13 @@ from django_faktory.admin.jobs import bulk
 from django_faktory.admin.jobs.changelist import JobAdmin
 from django_faktory.models import Job
 from django_faktory.operations import error_groups
-from django_faktory.operations.error_groups import ErrorKind
+from django_faktory.operations.error_groups import FailureKind
 from tests.factories import T0, JobFactory
 
 pytestmark = pytest.mark.django_db
 
 TIMEOUT = '{"retry_count":1,"message":"order %d took 30 s","errtype":"net.Timeout"}'
-KIND = ErrorKind("net.Timeout", "shop.send", "order N took N s")
+KIND = FailureKind("net.Timeout", "shop.send", "order N took N s")
 
 
 def dead(number=1, **fields):
@@ -74,7 +74,7 @@ def test_jobs_are_grouped_by_the_place_in_the_projects_code_and_not_by_the_messa
     for line, message in enumerate(messages):
         dead(errtype="E", failure=TRACEBACK % (json.dumps(message), line))
     [group] = error_groups.group_failed(using="default").groups
-    assert (group.count, group.kind) == (3, ErrorKind("E", "shop.send", "charge (shop/tasks.py)"))
+    assert (group.count, group.kind) == (3, FailureKind("E", "shop.send", "charge (shop/tasks.py)"))
     shown = words(page(admin_client, "error", group.kind.query))
     assert "charge (shop/tasks.py)" in shown
     assert "client.pay(card)" in shown, "the traceback of the latest job is on the page"
