@@ -209,8 +209,11 @@ class Beat(msgspec.Struct, frozen=True, kw_only=True, gc=False):
     wid: str
     current_state: str = ""
     rss_kb: int = 0
-    held: tuple[tuple[str, int], ...] = ()
-    """Jid and attempt of each job that the worker process has; their reservations are extended. Not on the wire."""
+    held: tuple[tuple[str, int], ...] | None = None
+    """Jid and attempt of each job that the worker process has; their reservations are extended. Not on the wire.
+
+    None: the worker does not say, as all clients of the protocol.
+    """
     keeps_delivered: bool = False
     """True if the reservations of all jobs known to be delivered to this wid are extended (`BEAT_KEEPS_JOBS`)."""
 

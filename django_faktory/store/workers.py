@@ -116,9 +116,9 @@ def _extend(beats: Sequence[Beat], at_least_s: float, *, using: str, now: dateti
 
     With `keeps_delivered`, also of all delivered jobs.
     """
-    held_jobs = [(beat.wid, jid, attempt) for beat in beats for jid, attempt in beat.held if is_storable(jid)]
+    held_jobs = [(beat.wid, jid, attempt) for beat in beats for jid, attempt in beat.held or () if is_storable(jid)]
     held_jobs += _find_delivered([beat.wid for beat in beats if beat.keeps_delivered and beat.wid], using=using)
-    held_jobs += _find_unconfirmed([beat.wid for beat in beats if not beat.held], using=using, now=now)
+    held_jobs += _find_unconfirmed([beat.wid for beat in beats if beat.held is None], using=using, now=now)
     for chunk in chunks(held_jobs, CHUNK):
         run(
             using,

@@ -171,6 +171,7 @@ def test_unfinished_handshakes_are_limited_and_use_no_connection_slot(serve, dia
     silent = [dial(server) for _ in range(4)]  # more than MAX_CONNECTIONS
     wait_until(lambda: len(server._connection_factory._handshakes) == 4)
     assert still_serves(server, context)
+    wait_until(lambda: not server.connection_count)
     silent.append(dial(server))
     wait_until(lambda: len(server._connection_factory._handshakes) == 5)  # MAX_CONNECTIONS + spare_handshakes
     assert dial(server).recv(100) == b""

@@ -241,17 +241,17 @@ def test_a_serialization_failure_of_the_job_end_costs_no_attempt(sent):
     assert_django_is_well()
 
 
-def test_a_connection_lost_before_the_commit_fails_the_attempt(sent):
+def test_a_connection_lost_before_the_commit_interrupts_the_job(sent):
     steps.append(lambda: cut(connection.connection.pgconn))
     writes_and.enqueue("a")
     report = work()
-    assert isinstance(report, Failure)
-    assert report.errtype == "django.db.utils.OperationalError"
-    assert (sent, state(), marks()) == (["nothing"], "retries", [])
+    assert isinstance(report, Interruption)
+    assert (sent, state(), marks()) == (["nothing"], "enqueued", [])
+    assert Job.objects.get().failures == 0
     assert_django_is_well()
 
 
-def test_a_commit_with_a_lost_reply_is_valid_and_later_fails_are_ignored(monkeypatch):
+def test_a_commit_with_a_lost_reply_is_valid_and_a_later_report_is_ignored(monkeypatch):
     writes_and.enqueue("a")
     execution = prepare(fetched())
     real = pipeline._receive_results
@@ -266,9 +266,8 @@ def test_a_commit_with_a_lost_reply_is_valid_and_later_fails_are_ignored(monkeyp
     with monkeypatch.context() as harmed:
         harmed.setattr(pipeline, "_receive_results", cut_off)
         report = execution.run(get_broker())
-    assert isinstance(report, Failure)
-    assert report.errtype == "django.db.utils.OperationalError"
-    assert get_broker().fail([report]) == [False]
+    assert isinstance(report, Interruption)
+    assert get_broker().interrupt([report]) == [False]
     assert (state(), marks()) == ("succeeded", ["a"])
     assert_django_is_well()
 

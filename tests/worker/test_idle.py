@@ -58,7 +58,7 @@ def test_a_heartbeat_takes_three_sql_statements(django_assert_num_queries):
     broker = get_broker()
     broker.hello(WorkerIdentity(wid="wid-idle"))
     with django_assert_num_queries(3):
-        assert broker.beat([Beat(wid="wid-idle", rss_kb=7)]) == [""]
+        assert broker.beat([Beat(wid="wid-idle", rss_kb=7, held=())]) == [""]
     assert WorkerProcess.objects.get().rss_kb == 7
 
 

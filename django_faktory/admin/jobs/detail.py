@@ -411,8 +411,9 @@ def _link_trace(traceparent: str) -> SafeString | None:
 
 def _link_limit(job: Job, using: str) -> Any:
     """Return the limit that blocks the job, as a link."""
-    is_blocked = job.state == State.BLOCKED and job.limiter is not None
-    limiter = Limiter.objects.using(using).filter(pk=job.limiter).first() if is_blocked else None
+    if job.state != State.BLOCKED or job.limiter is None:
+        return None
+    limiter = Limiter.objects.using(using).filter(pk=job.limiter).first()
     return None if limiter is None else _admin_link("limit", limiter.limit_id, str(limiter))
 
 
