@@ -51,7 +51,8 @@ def statements(client, path):
     with CaptureQueriesContext(connection) as caught:
         answer = client.get(path)
     assert answer.status_code == 200
-    return answer, [query["sql"] for query in caught]
+    # The overview asks a slow database a second time: that depends on the machine, not on the number of rows.
+    return answer, [query["sql"] for query in caught if query["sql"] != "SELECT 1"]
 
 
 def addresses():
