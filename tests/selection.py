@@ -113,7 +113,6 @@ ONCE = (
     "admin/test_language.py",
     "admin/test_large_jobs.py",
     "admin/test_navigation.py",
-    "admin/test_polling.py",
     "admin/test_read_only.py",
     "admin/test_run_task.py",
     "attacks",

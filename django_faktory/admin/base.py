@@ -49,7 +49,6 @@ from .formats import StrOrPromise, format_number
 from .history import get_reason, translate_entry
 from .links import page_url, with_site
 from .navigation import build_navigation
-from .polling import with_poll_factor
 from .sanitize import with_readable_text
 
 if TYPE_CHECKING:
@@ -421,11 +420,11 @@ class FaktoryModelAdmin(AnyAdmin):
 
     @property
     def urls(self) -> list[URLPattern]:
-        """Return the URLs of `get_urls`; pages show control characters as symbols, and poll less often under load."""
+        """Return the URLs of `get_urls`; pages show control characters as symbols."""
         patterns = self.get_urls()
         for pattern in patterns:
             view = with_site(self.admin_site.name, pattern.callback)
-            pattern.callback = with_poll_factor(with_readable_text(view))
+            pattern.callback = with_readable_text(view)
         return patterns
 
     def confirmation_page(

@@ -15,7 +15,7 @@ from django.http import HttpRequest
 from django.utils import timezone
 from django.utils.html import format_html, format_html_join
 from django.utils.safestring import SafeString
-from django.utils.translation import gettext
+from django.utils.translation import get_language, gettext
 from django.utils.translation import gettext_lazy as _
 
 from .. import conf
@@ -23,7 +23,6 @@ from ..core.cron import Schedule, zone_of
 from ..core.json import jsontext
 from ..errors import InvalidCron
 from ..models.cron import CronEntry, CronRun
-from ..operations.schedule_text import describe
 from ..operations.serializers import cron_call_of
 from ..store import texts
 from ..store.cron import entries as cron_entries
@@ -301,9 +300,11 @@ class CronEntryAdmin(ObjectActionsMixin):
 
     @admin.display(description=_("in words"))
     def in_words(self, entry: CronEntry) -> str:
-        """Describe the schedule in words."""
+        """Describe the schedule in English words; in other languages the next times describe it."""
+        if not (get_language() or "en").startswith("en"):
+            return "–"
         try:
-            return describe(Schedule.of(entry.schedule, entry.zone))
+            return Schedule.of(entry.schedule, entry.zone).explain()
         except InvalidCron as error:
             return error_text(error)
 

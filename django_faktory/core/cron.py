@@ -26,7 +26,6 @@ MAX_TICKS = 100
 """Maximum number of ticks of one entry that are enqueued in one transaction."""
 
 MAX_LINE_LENGTH = 255
-LAST_DAY, LAST_WORKDAY = CronSim.LAST, CronSim.LAST_WEEKDAY
 LONGEST_WINDOW_S = 366 * 86_400
 
 _ABBREVIATIONS = {
@@ -223,41 +222,9 @@ class Schedule:
                 return last_tick
         return None
 
-    @property
-    def fields(self) -> CronFields:
-        """Return the values of each field."""
-        parsed = CronSim(self._line, datetime(2024, 1, 1, tzinfo=UTC))
-        return CronFields(
-            seconds=frozenset(parsed.seconds),
-            minutes=frozenset(parsed.minutes),
-            hours=frozenset(parsed.hours),
-            days=frozenset(parsed.days),
-            months=frozenset(parsed.months),
-            # 0 and 7 are both Sunday.
-            weekdays=frozenset(day % 7 for day in parsed.weekdays if isinstance(day, int)),
-            nth_weekdays=frozenset(
-                (day[0] % 7, 0 if day[1] == CronSim.LAST else day[1])
-                for day in parsed.weekdays if not isinstance(day, int)
-            ),
-            needs_both=parsed.day_and,
-        )  # fmt: skip
-
-
-class CronFields(NamedTuple):
-    """The values at which a schedule has a tick."""
-
-    seconds: frozenset[int]
-    minutes: frozenset[int]
-    hours: frozenset[int]
-    days: frozenset[int]
-    """Days of the month; LAST_DAY and LAST_WORKDAY too."""
-    months: frozenset[int]
-    weekdays: frozenset[int]
-    """Days of the week; 0 is Sunday."""
-    nth_weekdays: frozenset[tuple[int, int]]
-    """Weekdays with their number in the month, 1 to 5; 0 is the last."""
-    needs_both: bool
-    """Whether the day of the month and the weekday must both match, rather than one of them."""
+    def explain(self) -> str:
+        """Return the schedule in English words, such as "At 02:30 every day"."""
+        return str(CronSim(self._line, datetime(2024, 1, 1, tzinfo=UTC)).explain())
 
 
 class Due(NamedTuple):

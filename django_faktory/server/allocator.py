@@ -1,26 +1,17 @@
 """Configure glibc's malloc so that memory of large commands and many connections returns to the system.
 
-`return_large_blocks` sets the options and starts a thread that trims the heap.
+`return_large_blocks` sets the options.
 """
 
 from __future__ import annotations
 
 import ctypes
 import platform
-import resource
-import threading
-from pathlib import Path
 
 MMAP_THRESHOLD_BYTES = 1024 * 1024
 TRIM_THRESHOLD_BYTES = 8 * 1024 * 1024
 ARENAS = 2
 """Few, because free memory in the arena of one thread is not available to other threads."""
-
-GROWTH_BYTES = 32 * 1024 * 1024
-"""Free memory is returned while the process is larger by this much than at its start."""
-
-CHECK_S = 5.0
-"""Seconds between checks of the resident memory."""
 
 _OPTIONS = (
     (-3, MMAP_THRESHOLD_BYTES),  # M_MMAP_THRESHOLD of malloc.h
@@ -40,20 +31,4 @@ def return_large_blocks() -> bool:
         return False
     mallopt = ctypes.CDLL(None).mallopt
     is_set = [mallopt(name, value) == 1 for name, value in _OPTIONS]
-    threading.Thread(target=_return_free_pages, name="allocator", daemon=True).start()
     return all(is_set)
-
-
-def _return_free_pages() -> None:
-    """Trim the heap while the process is larger than at its start: malloc itself returns only the top of the heap."""
-    trim, pause = ctypes.CDLL(None).malloc_trim, threading.Event()
-    at_start = _resident_bytes()
-    while not pause.wait(CHECK_S):
-        # Not compared with the size after the last trim: if the memory was in use during that trim, no later trim
-        # would return it. A repeated trim takes up to 15 ms for 300 MB of fragments.
-        if _resident_bytes() > at_start + GROWTH_BYTES:
-            trim(0)
-
-
-def _resident_bytes() -> int:
-    return int(Path("/proc/self/statm").read_text(encoding="ascii").split()[1]) * resource.getpagesize()

@@ -6,7 +6,6 @@ from pathlib import Path
 import pytest
 from django.contrib.auth.models import User
 
-from django_faktory.admin import polling
 from django_faktory.brokers import get_broker
 from tests.waiting import wait_until
 
@@ -99,8 +98,6 @@ def screen(chromium, transactional_db, live_server, monkeypatch):
 
     With `has_fake_clock` the timers of its pages can be advanced (`Screen.skip_pause`).
     """
-    # Polls of earlier tests count for a minute: pages would be updated less often.
-    monkeypatch.setattr(polling, "budget", polling.PollBudget())
     get_broker.cache_clear()  # it remembers queues of earlier tests, which have no rows now
     User.objects.create_superuser("on-call", password="secret")
     opened = []

@@ -2,8 +2,6 @@
 
 from django.utils import timezone
 
-from django_faktory.admin import polling
-from django_faktory.admin.polling import PollBudget
 from django_faktory.models import Queue
 from tests.factories import JobFactory, QueueFactory
 
@@ -34,11 +32,3 @@ def test_the_page_says_that_the_server_does_not_answer_until_it_does(screen):
     seen.page.unroute("**/overview/part/")
     seen.skip_pause()
     seen.page.get_by_text("The server does not answer").wait_for(state="hidden")
-
-
-def test_the_page_says_that_it_is_updated_less_often_because_many_users_watch(screen, monkeypatch):
-    monkeypatch.setattr(polling, "budget", PollBudget(share=1e-9))
-    seen = screen(has_fake_clock=True)
-    seen.skip_pause()
-    seen.sees("Many users watch: this page is updated every")
-    assert seen.complaints == []

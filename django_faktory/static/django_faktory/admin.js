@@ -102,26 +102,23 @@
     const pause = document.querySelector("[data-faktory-pause]");
     const stale = document.querySelector("[data-faktory-stale]");
     // The page has the texts, in the language of the reader, as data attributes of this element.
-    const warn = (name, seconds) => {
+    const warn = (name) => {
       if (!stale) return;
-      const text = name ? stale.dataset[name].replace("{seconds}", seconds) : "";
+      const text = name ? stale.dataset[name] : "";
       stale.textContent = text;
       stale.hidden = !text;
     };
     const everyMs = Number(part.dataset.faktoryEvery || 5) * 1000;
-    let factor = 1; // the server raises it while many pages are open
     let paused = false;
     let timer = 0;
     let shown = "";
     const plan = () => {
       clearTimeout(timer);
-      if (!paused && !document.hidden) timer = setTimeout(refresh, everyMs * factor);
+      if (!paused && !document.hidden) timer = setTimeout(refresh, everyMs);
     };
     const refresh = async () => {
       try {
-        const answer = await fetch(url, {
-          headers: { "X-Requested-With": "fetch", "X-Faktory-Poll-Factor": String(factor) },
-        });
+        const answer = await fetch(url, { headers: { "X-Requested-With": "fetch" } });
         if (answer.redirected || answer.status === 403) {
           warn("loggedOut");
           return;
@@ -131,15 +128,13 @@
           return;
         }
         if (!answer.ok) throw new Error(String(answer.status));
-        factor = Number(answer.headers.get("X-Faktory-Poll-Factor")) || 1;
         const html = await read(answer);
         // Unchanged parts stay, so that a selection of text stays too.
         if (!paused && !document.hidden && !isInUse(part) && withoutToken(html) !== shown) {
           put(part, html);
           shown = withoutToken(html);
         }
-        const waitS = Math.round((everyMs * factor) / 1000);
-        warn(waitS > 30 ? "busy" : "", waitS);
+        warn("");
         if (part.querySelector("[data-faktory-ended]")) return;
       } catch (error) {
         warn("offline");
