@@ -56,6 +56,8 @@ class FaktoryBackend(BaseTaskBackend):
     supports_async_task = True
     supports_get_result = True
     supports_priority = True
+    stores_batches = True
+    """Whether callbacks of a Batch may be tasks of this backend."""
 
     def __init__(self, alias: str, params: dict[str, Any]) -> None:
         super().__init__(alias, params)
@@ -168,10 +170,6 @@ class FaktoryBackend(BaseTaskBackend):
     ) -> Sequence[FaktoryError | None]:
         """Push the jobs to the producer. Return one answer per job: None, or the reason it was rejected."""
         return brokers.get_producer().push(jobs)
-
-    def batch_store(self) -> batches.BatchStore:
-        """Return the broker that stores batches with callbacks to tasks of this backend."""
-        return brokers.get_broker()
 
     def callback_job(self, task: Task[..., Any], args: Sequence[Any], kwargs: Mapping[str, Any]) -> JobPayload:
         """Build the job that a batch enqueues as its callback.

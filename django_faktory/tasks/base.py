@@ -36,7 +36,7 @@ from ..core.cron import Cron, parse_crons
 from ..core.job_control import Control
 from ..core.payloads import DEFAULT_QUEUE
 from ..errors import InvalidCron, UnknownJobType
-from .batch import Callback, RunningBatch, batch_of
+from .batch import Callback, RunningBatch
 from .compat import (
     DEFAULT_TASK_BACKEND_ALIAS,
     GenericContext,
@@ -103,7 +103,7 @@ class JobContext(GenericContext[..., Any]):  # type: ignore[misc]  # frozen in D
 
         `with context.batch:` adds jobs to it, `.status()` returns its progress.
         """
-        return batch_of(self.task_result.task, self.control.bid, self.control.wid) if self.control.bid else None
+        return RunningBatch(self.control.bid, self.control.wid) if self.control.bid else None
 
     @property
     def cancelled(self) -> bool:

@@ -5,20 +5,21 @@ Imports no model. Source: docs/batches.md; ADR 0011.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping
-from contextlib import AbstractContextManager, ExitStack, contextmanager
+from collections.abc import Iterator, Mapping
+from contextlib import ExitStack, contextmanager
 from contextvars import ContextVar, Token
 from types import TracebackType
-from typing import TYPE_CHECKING, Any, NamedTuple, Protocol, Self
+from typing import TYPE_CHECKING, Any, NamedTuple, Self
 
 from asgiref.sync import sync_to_async
 from django.db import connections
 from django.dispatch import Signal
 
 from .. import brokers, conf
+from ..brokers.base import Broker
 from ..core.payloads import BatchStatus, JobPayload, NewBatch
-from ..errors import BatchClosed, FaktoryError, UnknownBatch
-from .compat import Task, task_backends
+from ..errors import BatchClosed, FaktoryError
+from .compat import Task
 from .coroutines import names_awaitable
 
 current_batch: ContextVar[_ActiveBatch | None] = ContextVar("django_faktory_batch", default=None)
@@ -32,29 +33,6 @@ batch_committed = Signal()
 
 
 _IN_THREAD = "await sync_to_async(function)(), with the block in that function: a batch is one transaction"
-
-
-class BatchStore(Protocol):
-    """Storage of batches, chosen by `FaktoryBackend.batch_store`: a Broker, or memory in tests."""
-
-    @property
-    def transactional(self) -> bool:
-        """Return whether a batch and its jobs are part of the caller's transaction."""
-
-    def atomic(self) -> AbstractContextManager[object]:
-        """Return a context manager that applies the changes inside together or not at all."""
-
-    def new_batch(self, batch: NewBatch, *, caller_wid: str = "") -> str:
-        """Store a new batch and return its bid; `caller_wid` is the wid of the worker that adds it."""
-
-    def check_batch(self, bid: str, *, caller_wid: str = "") -> None:
-        """Raise UnknownBatch or BatchClosed if it is known that `caller_wid` cannot add jobs now."""
-
-    def commit_batch(self, bid: str) -> None:
-        """End the batch's definition, so that its callbacks can become due."""
-
-    def batch_status(self, bid: str) -> BatchStatus:
-        """Return the counters and the progress of the batch. Raises UnknownBatch."""
 
 
 class Callback(NamedTuple):
@@ -72,8 +50,7 @@ class _ActiveBatch:
     caller_wid = ""
     """The wid of the worker that adds jobs; set only inside a running member."""
 
-    def __init__(self, store: Callable[[], BatchStore]) -> None:
-        self._get_store = store
+    def __init__(self) -> None:
         # A stack, because a RunningBatch may be entered again while it is open.
         self._tokens: list[Token[_ActiveBatch | None]] = []
 
@@ -83,7 +60,7 @@ class _ActiveBatch:
 
         Raises UnknownBatch if the batch ended more than FAKTORY["BATCH_TTL"] seconds ago.
         """
-        return self._get_store().batch_status(self.bid)
+        return brokers.get_broker().batch_status(self.bid)
 
     def _open(self) -> None:
         self._tokens.append(current_batch.set(self))
@@ -113,7 +90,7 @@ class Batch(_ActiveBatch):
         callbacks = [_check_callback(callback) for callback in (success, complete) if callback is not None]
         if not callbacks:
             raise TypeError("Batch: expected success=… or complete=…, or both: a task, or task.callback(…)")
-        super().__init__(_backend_of(callbacks[0]).batch_store)
+        super().__init__()
         self.bid = ""
         self.description = description
         self._success, self._complete = _callback_job(success), _callback_job(complete)
@@ -123,15 +100,9 @@ class Batch(_ActiveBatch):
     @classmethod
     @names_awaitable("Batch.find", "await sync_to_async(Batch.find)(…)")
     def find(cls, bid: str) -> RunningBatch:
-        """Return the batch with this id from any backend, for example to read its status. Raises UnknownBatch."""
-        # A project may have several backends, and the id does not name its own.
-        for store in _batch_stores():
-            try:
-                store().batch_status(bid)
-            except UnknownBatch:
-                continue
-            return RunningBatch(bid, "", store)
-        raise UnknownBatch(bid)
+        """Return the batch with this id, for example to read its status. Raises UnknownBatch."""
+        brokers.get_broker().batch_status(bid)
+        return RunningBatch(bid, "")
 
     @classmethod
     def of_this_job(cls) -> RunningBatch | None:
@@ -143,7 +114,7 @@ class Batch(_ActiveBatch):
         if self.bid:
             raise BatchClosed(self.bid, "it was entered before; add jobs to it from its own jobs, with context.batch")
         parent = current_batch.get()
-        store = self._get_store()
+        store = brokers.get_broker()
         _refuse_open_transaction(store)
         # Closes the transaction if new_batch raises; pop_all() hands it to __exit__ otherwise.
         with ExitStack() as scope:
@@ -168,7 +139,7 @@ class Batch(_ActiveBatch):
         if error is None:
             with scope:
                 # Inside the scope, so that the jobs and the commit are one transaction.
-                self._get_store().commit_batch(self.bid)
+                brokers.get_broker().commit_batch(self.bid)
                 batch_committed.send(type(self))
         else:
             scope.__exit__(error_type, error, traceback)
@@ -190,8 +161,8 @@ class RunningBatch(_ActiveBatch):
     Jobs enqueued inside `with context.batch:` join it; use `async with` in a coroutine.
     """
 
-    def __init__(self, bid: str, caller_wid: str, store: Callable[[], BatchStore]) -> None:
-        super().__init__(store)
+    def __init__(self, bid: str, caller_wid: str) -> None:
+        super().__init__()
         self.bid, self.caller_wid = bid, caller_wid
 
     @property
@@ -201,12 +172,12 @@ class RunningBatch(_ActiveBatch):
         Reads the status. Raises UnknownBatch.
         """
         parent_bid = self.status().parent_bid
-        return RunningBatch(parent_bid, self.caller_wid, self._get_store) if parent_bid else None
+        return RunningBatch(parent_bid, self.caller_wid) if parent_bid else None
 
     def __enter__(self) -> Self:
         # BATCH OPEN is not needed: while the running member adds jobs, it keeps its batch and each ancestor from firing
         # their callbacks.
-        self._get_store().check_batch(self.bid, caller_wid=self.caller_wid)
+        brokers.get_broker().check_batch(self.bid, caller_wid=self.caller_wid)
         self._open()
         return self
 
@@ -215,7 +186,7 @@ class RunningBatch(_ActiveBatch):
 
     async def __aenter__(self) -> Self:
         # check_batch() queries the database, which Django permits in threads only.
-        await sync_to_async(self._get_store().check_batch)(self.bid, caller_wid=self.caller_wid)
+        await sync_to_async(brokers.get_broker().check_batch)(self.bid, caller_wid=self.caller_wid)
         self._open()
         return self
 
@@ -223,15 +194,9 @@ class RunningBatch(_ActiveBatch):
         self._leave()
 
 
-def batch_of(task: Task[..., Any], bid: str, wid: str) -> RunningBatch:
-    """Return the batch of a job of this task that the worker `wid` runs."""
-    # Test backends keep their batches in memory; any other backend uses the broker.
-    return RunningBatch(bid, wid, getattr(task.get_backend(), "batch_store", brokers.get_broker))
-
-
-def enter_job(task: Task[..., Any], bid: str, wid: str) -> None:
+def enter_job(bid: str, wid: str) -> None:
     """Set the batch that `Batch.of_this_job` returns, in the current context."""
-    _of_job.set(batch_of(task, bid, wid))
+    _of_job.set(RunningBatch(bid, wid))
 
 
 @contextmanager
@@ -247,18 +212,12 @@ def without_batch() -> Iterator[None]:
         current_batch.reset(token)
 
 
-def _batch_stores() -> list[Callable[[], BatchStore]]:
-    backends = (getattr(backend, "batch_store", None) for backend in task_backends.all())
-    # Without a FaktoryBackend in TASKS, `find` still reads the batches of the configured broker.
-    return [store for store in backends if store is not None] or [brokers.get_broker]
-
-
-def _refuse_open_transaction(store: BatchStore) -> None:
+def _refuse_open_transaction(broker: Broker) -> None:
     """Raise FaktoryError inside an open transaction if batches live on a remote server.
 
     The jobs of the transaction go through the outbox, so they would arrive after the batch was committed.
     """
-    for alias in () if store.transactional else conf.outbox():
+    for alias in () if broker.transactional else conf.outbox():
         if connections[alias].in_atomic_block:
             raise FaktoryError(
                 f"a batch on a remote Faktory server: expected no open transaction of {alias!r}, got one; create it "
@@ -271,8 +230,11 @@ def _check_callback(callback: Task[..., Any] | Callback) -> Callback:
     backend = getattr(checked.task, "get_backend", None)
     if backend is None:
         raise TypeError(f"Batch: expected a task, or task.callback(…), as callback, got {callback!r:.80}")
-    if not hasattr(backend(), "batch_store"):
-        raise TypeError(f"Batch: expected a task of FaktoryBackend as callback, got {checked.task!r:.80}")
+    if not getattr(backend(), "stores_batches", False):
+        raise TypeError(
+            f"Batch: expected a task of FaktoryBackend as callback, got {checked.task!r:.80}; backends for tests"
+            " store no batches: use FaktoryBackend, a database and drain()"
+        )
     return checked
 
 

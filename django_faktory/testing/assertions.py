@@ -67,7 +67,7 @@ def enqueued_jobs(task: Task[..., Any] | None = None, queue: str | None = None) 
 
 
 def made_batches() -> list[MadeBatch]:
-    """Return the created batches, oldest first, so a parent before its children. Includes those of test backends."""
+    """Return the created batches, oldest first, so a parent before its children."""
     # Grouped once: searching all jobs for each batch would be quadratic.
     members: dict[str, list[EnqueuedJob]] = {}
     for job in enqueued_jobs():
@@ -81,7 +81,7 @@ def made_batches() -> list[MadeBatch]:
             success=_build_callback_job(definition.success),
             jobs=members.get(bid, []),
         )
-        for bid, definition in [*_batches_in_database(), *_batches_in_memory()]
+        for bid, definition in _batches_in_database()
     ]
 
 
@@ -182,7 +182,6 @@ def _jobs_in_memory() -> Iterator[EnqueuedJob]:
                 queue=result.task.queue_name,
                 priority=result.task.priority,
                 run_at=result.task.run_after,
-                bid=backend.bid_of(result),
             )
 
 
@@ -205,12 +204,6 @@ def _batches_in_database() -> Iterator[tuple[str, NewBatch]]:
             success=parse_job(row.success) if row.success else None,
         )
         yield row.bid, definition
-
-
-def _batches_in_memory() -> Iterator[tuple[str, NewBatch]]:
-    for backend in task_backends.all():
-        if isinstance(backend, DummyBackend | ImmediateBackend):
-            yield from ((batch.bid, batch.definition) for batch in backend.batches.by_bid.values())
 
 
 def _build_callback_job(job: JobPayload | None) -> EnqueuedJob | None:

@@ -163,7 +163,7 @@ class Execution:
     def _run(self, broker: WorkerBroker, outer_aliases: frozenset[str]) -> Report | None:
         report: Report | None = None
         if self.control.bid:  # nearly all jobs have none, and would pay for the context variable
-            enter_job(self.task, self.control.bid, self.control.wid)
+            enter_job(self.control.bid, self.control.wid)
         try:
             task_started.send_robust(self._sender, task_result=self.result)
             try:
@@ -233,7 +233,7 @@ class Execution:
         """
         report: Report
         if self.control.bid:  # nearly all jobs have none, and would pay for the context variable
-            enter_job(self.task, self.control.bid, self.control.wid)
+            enter_job(self.control.bid, self.control.wid)
         await task_started.asend_robust(self._sender, task_result=self.result)
         if not self._is_encrypted:
             running_control.set(self.control)

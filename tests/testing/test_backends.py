@@ -6,7 +6,7 @@ import pytest
 from asgiref.sync import async_to_sync
 from django.test import override_settings
 
-from django_faktory import NotUnique, task
+from django_faktory import task
 from django_faktory.backend import FaktoryBackend
 from django_faktory.errors import InvalidPayload
 from django_faktory.tasks.compat import (
@@ -47,14 +47,7 @@ def all_options(value):
 
 @task(unique_for=60)
 def alone(value=None):
-    if value == "again":
-        alone.enqueue("again")
     return value
-
-
-@task(unique_for=60, max_attempts=1)
-def alone_and_fails():
-    raise ValueError("no luck")
 
 
 @pytest.fixture
@@ -137,18 +130,10 @@ def test_the_dummy_backend_finds_results_until_it_is_cleared(tasks_setting):
     assert backend.results == []
 
 
-def test_the_dummy_backend_holds_unique_locks_until_it_is_cleared(tasks_setting):
-    backend = tasks_setting(DUMMY)
-    alone.enqueue(1)
-    alone.enqueue(2)
-    with pytest.raises(NotUnique):
-        alone.enqueue(1)
-    with pytest.raises(NotUnique) as refused:
-        alone.enqueue_many([(2,), (3,)])
-    assert [bool(result) for result in refused.value.results] == [False, True]
-    assert [result.args for result in backend.results] == [[1], [2], [3]]
-    backend.clear()
-    alone.enqueue(1)
+@BOTH
+def test_backends_for_tests_compare_unique_jobs_with_no_other(tasks_setting, name):
+    tasks_setting(name)
+    assert len({alone.enqueue(1).id, alone.enqueue(1).id}) == 2
 
 
 # --- ImmediateBackend
@@ -220,24 +205,6 @@ def test_the_immediate_backend_propagates_keyboard_interrupt(tasks_setting):
     with pytest.raises(KeyboardInterrupt):
         tasks.interrupts.enqueue()
     assert tasks.exits.using().enqueue().status == TaskResultStatus.FAILED
-
-
-def test_the_immediate_backend_holds_a_unique_lock_while_the_task_runs(tasks_setting):
-    tasks_setting(IMMEDIATE)
-    assert alone.enqueue("once").return_value == "once"
-    assert alone.enqueue("once").return_value == "once"
-    nested = alone.using().enqueue("again")
-    assert nested.errors[0].exception_class is NotUnique
-    alone_and_fails.enqueue()
-    assert alone_and_fails.enqueue().status == TaskResultStatus.FAILED
-
-
-def test_enqueue_many_with_the_immediate_backend_runs_the_accepted_jobs(tasks_setting):
-    tasks_setting(IMMEDIATE)
-    with pytest.raises(NotUnique) as refused:
-        alone.enqueue_many([(1,), (1,), (2,)])
-    first, second, third = refused.value.results
-    assert (first.return_value, second, third.return_value) == (1, None, 2)
 
 
 def test_the_immediate_backend_does_not_support_get_result(tasks_setting):
