@@ -145,7 +145,7 @@ class Maintenance:
         alias = self.alias
         return (
             Step("cron entries of code", ON_DEMAND, lambda: cron.sync(using=alias)),
-            Step("cron rows", 60.0, lambda: entries.adopt(default_zone=settings.TIME_ZONE, using=alias)),
+            Step("cron rows", 300.0, lambda: entries.adopt(default_zone=settings.TIME_ZONE, using=alias)),
             Step("cron", ON_DEMAND, self._run_due_cron_entries),
             Step("cron outcomes", 300.0, lambda: runs.record_run_outcomes(using=alias)),
             Step("cron history", 600.0, lambda: runs.forget_old(using=alias)),
