@@ -15,7 +15,7 @@ from tests.factories import WorkerFactory
 from tests.store.limits.conftest import Node, jid
 
 pytestmark = pytest.mark.django_db
-WID, NAME = "d0c5a6b7e8f90123", "vm-3:14426"
+WID, NAME = "wid-of-the-worker", "vm-3:14426"
 NAMED = f'title="{WID}"[^>]*><bdi>{NAME}</bdi>'
 
 

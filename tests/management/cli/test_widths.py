@@ -15,7 +15,7 @@ from tests.factories import JobFactory, QueueFactory, WorkerFactory
 pytestmark = pytest.mark.django_db
 
 JID = "0199a5b2-c3d4-7e5f-8a9b-0c1d2e3f4a5b"
-BID, WID, ENTRY = "0199a5b2c3d47e5f8a9b0c1d2e3f4a5b", "7e5f8a9b0c1d2e3f4a5b7e5f8a9b0c1d", "nightly export of all bills"
+BID, WID, ENTRY = "b-" + "bid" * 10, "wid-" * 8, "nightly export of all bills"
 QUEUE, TASK = "billing.of.the.north", "accounting.invoices.tasks.send_the_monthly_invoice"
 RUNNING = "0199a5b2-c3d4-7e5f-8a9b-0c1d2e3f4a5c"
 
