@@ -46,6 +46,11 @@ class CallSignature:
         # Indexed by the number of positional arguments: the parameters that they fill, and those still required.
         self._filled = [frozenset(positional[:count]) for count in range(len(positional) + 1)]
         self._missing = [frozenset(required - filled) for filled in self._filled]
+        self._nameless = [
+            name
+            for name, parameter in self._signature.parameters.items()
+            if parameter.kind is Parameter.POSITIONAL_ONLY and name in required
+        ]
 
     def __str__(self) -> str:
         return f"{self._signature!s:.200}"
@@ -60,6 +65,9 @@ class CallSignature:
             and (not names or (names <= self._names and names.isdisjoint(self._filled[count])))
         ):
             return ""
+        # Python 3.13.0 binds a call that misses one of these and passes its name to `**kwargs`.
+        if count < len(self._nameless):
+            return f"missing a required positional-only argument: {self._nameless[count]!r}"
         try:
             self._signature.bind(*args, **kwargs)
         except TypeError as error:
