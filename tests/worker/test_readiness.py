@@ -6,7 +6,7 @@ import pytest
 
 from django_faktory.brokers.orm import OrmBroker
 from django_faktory.errors import CannotBegin
-from django_faktory.models import Job
+from django_faktory.models import Job, WorkerProcess
 from django_faktory.worker.db_cleanup import ASYNC_THREAD
 from django_faktory.worker.job_buffer import JobBuffer
 from tests.project import tasks
@@ -77,12 +77,16 @@ def test_a_process_that_can_start_no_thread_interrupts_its_async_job(work, monke
     assert refused
 
 
-def test_a_worker_whose_reports_are_late_claims_no_more_jobs_than_it_has_threads(work):
+def test_a_worker_whose_reports_are_late_claims_no_more_jobs(work):
     broker = Unreliable()
     broker.unavailable = {"ack"}
-    tasks.noop.enqueue_many([()] * 1000)
+    tasks.noop.enqueue_many([()] * 10)
     running = work(broker, concurrency=2)
-    wait_until(lambda: not running.worker._may_fetch())
-    assert Job.objects.filter(state="enqueued").exists()
+    wait_until(running.worker._reporter.is_late)
+    tasks.noop.enqueue_many([()] * 500)  # more than a claim that has begun can take
+    for _ in range(3):  # so long that a worker that may fetch has taken them
+        seen = WorkerProcess.objects.get().beat_at
+        wait_until(lambda seen=seen: WorkerProcess.objects.get().beat_at > seen)
+    assert Job.objects.filter(state="enqueued").count() > 400
     broker.unavailable = set()
     wait_until(lambda: not Job.objects.exclude(state="succeeded").exists())
