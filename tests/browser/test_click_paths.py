@@ -99,6 +99,7 @@ def change_a_limit(user):
 
 def add_a_cron_entry(user):
     user.link("Add cron entry")
+    user.page.wait_for_load_state()  # its script moves the focus to the first field, away from one that is being filled
     for field, text in (("name", "weekly"), ("schedule", "0 4 * * 1"), ("jobtype", "shop.tasks.daily_report")):
         user.page.locator(f"#id_{field}").fill(text)
     user.button("Save", exact=True)
