@@ -90,8 +90,28 @@ def test_each_state_has_a_queryset_method_and_a_query_value():
             {"failure": '{"message":"card \\"\\u00e9\\" is declined"}'},
             [{"failure": '{"message":"is declined"}'}, {"payload": '{"args":["is declined"]}'}],
         ),
+        (
+            lambda q: q.with_words("order 4711", "declined"),
+            'word:"order 4711",declined',
+            {"payload": '{"args":["order 4711"]}', "failure": '{"message":"declined"}'},
+            [{"payload": '{"args":["order 4711"]}'}, {"failure": '{"message":"declined"}'}, {}],
+        ),
     ],
-    ids=["queue", "queues", "prefix", "task", "error", "class", "about", "batch", "jid", "args", "text", "message"],
+    ids=[
+        "queue",
+        "queues",
+        "prefix",
+        "task",
+        "error",
+        "class",
+        "about",
+        "batch",
+        "jid",
+        "args",
+        "text",
+        "message",
+        "word",
+    ],
 )
 def test_queryset_methods_and_query_text_select_the_same_jobs(by_words, by_text, meant, others):
     wanted = JobFactory(**meant)
