@@ -147,6 +147,7 @@ def test_an_unsupported_database_raises_an_error_naming_it(monkeypatch):
 
 
 def test_no_hot_statement_is_planned_at_each_use(statement):
+    connection.close()  # a new session: it has no statements that earlier tests have prepared and used
     broker = get_broker()
     for number in range(12):
         jids = [f"{number:04d}-{one:05d}" for one in range(3)]
