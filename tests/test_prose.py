@@ -21,9 +21,6 @@ OLD_WORDS = re.compile(
 MAX_OLD_WORDS = 0.001
 """Share of all words: a text about people may need one."""
 
-MIN_COMMENTS = 0.03
-"""Share of lines with a comment, among all lines that are not blank."""
-
 CODE = re.compile(r"`[^`]*`|# (?:noqa|type:|fmt:|pragma:).*")
 
 
@@ -51,20 +48,3 @@ def test_docstrings_and_comments_contain_few_archaic_words(files):
     found = {path: words for path, text in prose.items() if (words := OLD_WORDS.findall(text))}
     count = sum(len(text.split()) for text in prose.values())
     assert sum(map(len, found.values())) <= MAX_OLD_WORDS * count, found
-
-
-def test_a_docstring_has_at_least_four_words():
-    """Four words or more; a private function with a clear name needs none."""
-    short = [
-        f"{name(path)}:{line}: {text}"
-        for path in [*OURS, *TESTS]
-        for line, text in docstrings(path)
-        if len(text.split()) <= 3 and "`" not in text
-    ]
-    assert short == []
-
-
-def test_at_least_three_percent_of_lines_have_a_comment():
-    lines = sum(bool(line.strip()) for path in PACKAGE for line in path.read_text(encoding="utf-8").splitlines())
-    written = sum(len([text for text in comments(path) if not CODE.fullmatch(text)]) for path in PACKAGE)
-    assert written >= MIN_COMMENTS * lines
