@@ -21,11 +21,12 @@ from ..core.protocol.usual import parse_usual
 from ..errors import AuthenticationFailed, FaktoryError, InvalidPayload, ProtocolError, UnknownCommand
 from .buffer_limits import SMALL_BYTES
 from .context import ServerContext
-from .listening import TOO_MANY
 from .long_commands import PendingCommand
 from .tcp_keepalive import keep_alive
 
 logger = get_logger(__name__)
+
+TOO_MANY = resp.error("too many connections")
 
 BUFFERED_BYTES = 64 * 1024
 """Bytes buffered behind the current command before reading from the socket pauses."""
@@ -131,7 +132,9 @@ class Connection(asyncio.Protocol):
     def eof_received(self) -> bool:
         """Answer the commands received so far and return whether to stay open; a waiting FETCH gets no job (W14)."""
         self.is_ending = True
-        if self.on_disconnect:
+        if self._transport is None or not self._transport.can_write_eof():
+            self._stop_serving()  # asyncio's TLS cannot stay half open, and sends nothing more
+        elif self.on_disconnect:
             self._cancel_command()
             self.finish(resp.NULL)
         else:
@@ -403,7 +406,8 @@ class Connection(asyncio.Protocol):
         if self.is_ending or not has_unread_bytes:
             self._close_transport()
             return
-        self._transport.write_eof()
+        if self._transport.can_write_eof():  # not with TLS: there the client has read the reply when it is closed
+            self._transport.write_eof()
         if self._is_reading_paused:
             self._transport.resume_reading()
         self._start_timer(self.server.tuning.half_closed_s, self._close_transport)

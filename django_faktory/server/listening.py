@@ -1,7 +1,7 @@
 """Listen on the server's port, and accept its connections or refuse them (W8).
 
 The servers of asyncio accept all waiting connections before they call a protocol. A burst above MAX_CONNECTIONS would
-use up the descriptors, and uvloop closes connections without a word then.
+use up the descriptors, and uvloop closes connections without a word then. Nor do they limit TLS handshakes.
 """
 
 from __future__ import annotations
@@ -9,14 +9,16 @@ from __future__ import annotations
 import asyncio
 import resource
 import socket
+import ssl
 from collections.abc import Iterable
 from contextlib import suppress
 from functools import partial
 from pathlib import Path
-from typing import Protocol
+from typing import Any
 
 from ..core.logs import get_logger
-from ..core.protocol import resp
+from .connection import TOO_MANY, Connection
+from .context import ServerContext
 
 logger = get_logger(__name__)
 
@@ -35,21 +37,6 @@ RETRY_S = 0.5
 
 LOG_EVERY_S = 5.0
 """Seconds of refused connections that one log line counts."""
-
-TOO_MANY = resp.error("too many connections")
-
-
-class Admission(Protocol):
-    """Decides which accepted sockets are served; see `tls_transport.ConnectionFactory`."""
-
-    refusal: bytes
-    """Sent to the clients of the other sockets."""
-
-    def accept(self) -> asyncio.BaseProtocol | None:
-        """Return the protocol of one more socket; None if there are too many."""
-
-    def forget(self, protocol: asyncio.BaseProtocol) -> None:
-        """Forget a protocol whose socket failed before `connection_made`."""
 
 
 def open_sockets(host: str, port: int, *, shares_port: bool) -> list[socket.socket]:
@@ -93,22 +80,44 @@ def limit_connections(wanted: int) -> int:
 
 
 class Acceptor:
-    """Accepts the connections of listening sockets until `close`. Used on the event loop only."""
+    """Accepts the connections of listening sockets until `close`. Used on the event loop only.
 
-    def __init__(self, sockets: list[socket.socket], admission: Admission, loop: asyncio.AbstractEventLoop) -> None:
-        self._sockets, self._admission, self._loop = sockets, admission, loop
+    With `tls`, at most `limit` connections and `spare_handshakes` more are open: one above `limit` is refused with an
+    error (W8) after its handshake.
+    """
+
+    def __init__(
+        self, sockets: list[socket.socket], server: ServerContext, tls: ssl.SSLContext | None, *, limit: int
+    ) -> None:
+        self._sockets, self._server, self._loop = sockets, server, server.loop
+        self._limit = limit + server.tuning.spare_handshakes
+        self._options: dict[str, Any] = {}
+        if tls is not None:
+            self._options = {
+                "ssl": tls,
+                "ssl_handshake_timeout": server.hello_timeout_s,
+                "ssl_shutdown_timeout": server.tuning.slow_reader_s,
+            }
         self._connecting: set[asyncio.Task[object]] = set()
         self._refused = 0  # since the last log line
         for listening in sockets:
             listening.setblocking(False)
             self._resume(listening)
 
+    @property
+    def handshakes(self) -> int:
+        """Number of connections that have not completed the TLS handshake."""
+        return len(self._connecting)
+
     def close(self) -> None:
-        """Close the listening sockets; connections that are accepted already remain."""
+        """Close the listening sockets and end TLS handshakes; connections that are accepted already remain."""
         for listening in self._sockets:
             self._loop.remove_reader(listening)
         close(self._sockets)
         self._sockets = []
+        if self._options:
+            for task in self._connecting:
+                task.cancel()
 
     def _resume(self, listening: socket.socket) -> None:
         if listening in self._sockets:
@@ -126,27 +135,36 @@ class Acceptor:
                 self._loop.call_later(RETRY_S, self._resume, listening)
                 return
             accepted.setblocking(False)
-            if protocol := self._admission.accept():
-                self._connect(accepted, protocol)
+            connection = Connection(self._server)
+            if self._is_admitted(connection):
+                self._connect(accepted, connection)
             else:
                 self._refuse(accepted)
 
-    def _connect(self, accepted: socket.socket, protocol: asyncio.BaseProtocol) -> None:
-        task = self._loop.create_task(self._loop.connect_accepted_socket(lambda: protocol, accepted))
-        self._connecting.add(task)
-        task.add_done_callback(partial(self._on_connected, accepted, protocol))
+    def _is_admitted(self, connection: Connection) -> bool:
+        if not self._options:
+            return self._server.admit(connection)
+        # A handshake is no connection of the server yet, but costs memory and CPU time: it counts too.
+        return self._server.connection_count + self.handshakes < self._limit
 
-    def _on_connected(
-        self, accepted: socket.socket, protocol: asyncio.BaseProtocol, task: asyncio.Task[object]
-    ) -> None:
+    def _connect(self, accepted: socket.socket, connection: Connection) -> None:
+        connecting = self._loop.connect_accepted_socket(lambda: connection, accepted, **self._options)
+        task = self._loop.create_task(connecting)
+        self._connecting.add(task)
+        task.add_done_callback(partial(self._on_connected, accepted, connection))
+
+    def _on_connected(self, accepted: socket.socket, connection: Connection, task: asyncio.Task[object]) -> None:
         self._connecting.discard(task)
-        if task.cancelled() or task.exception():  # the client has gone already
-            self._admission.forget(protocol)
+        if task.cancelled() or task.exception():  # the client has gone already, or its handshake failed
+            if self._options and not task.cancelled():
+                logger.info("TLS failed error=%s", task.exception())
+            self._server.forget(connection)
             accepted.close()
 
     def _refuse(self, accepted: socket.socket) -> None:
-        with suppress(OSError):
-            accepted.send(self._admission.refusal)
+        if not self._options:  # before a TLS handshake there can be no error
+            with suppress(OSError):
+                accepted.send(TOO_MANY)
         accepted.close()
         self._refused += 1
         if self._refused == 1:

@@ -43,7 +43,6 @@ from .long_commands import CommandScheduler
 from .may_block import MayBlock, Work, execute_each, execute_set, execute_waiting, weight_of
 from .prefetch_buffer import PrefetchBuffer
 from .reads import Read, Reads, compute_rest_s
-from .tls_transport import ConnectionFactory
 from .tuning import DEFAULT_TUNING, Tuning
 from .uncertain_batches import UncertainBatches
 from .waiting_fetches import FetchQueue
@@ -268,15 +267,13 @@ class Server:
         self._open_fetch_queue()
         self._start_listener()
         self._max_connections = self._limit_connections()
-        self._connection_factory = ConnectionFactory(self, self._tls, limit=self._max_connections)
-        acceptor = Acceptor(sockets, self._connection_factory, self.loop)
+        self._acceptor = Acceptor(sockets, self, self._tls, limit=self._max_connections)
         self.started.set()
         logger.info("server listens address=%s:%d", *self.address)
         # `stop` before `started` was set could not reach the loop: the flag covers that race.
         if not self._is_stopping:
             await self._stop_requested.wait()
-        acceptor.close()
-        self._connection_factory.close()
+        self._acceptor.close()
         await self._shut_down()
         logger.info("server stopped commands=%d", self.command_count)
 

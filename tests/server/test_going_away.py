@@ -150,7 +150,6 @@ def fetch_without_reading(server, wid="deaf"):
     return client
 
 
-@over_both
 @pytest.mark.tuning(slow_reader_s=0.2)
 @pytest.mark.parametrize(
     "limit", [pytest.param(limit, marks=pytest.mark.tuning(write_buffer_bytes=limit)) for limit in (10**9, 10_000)]
@@ -165,7 +164,6 @@ def test_a_job_is_released_if_only_part_of_its_reply_was_sent(connect, server, l
     deaf.close()
 
 
-@over_both
 def test_a_fully_sent_job_is_not_released_when_its_client_resets(connect, server):
     connect().ask(push(jid="abcdefgh", args=["x" * 12_000_000]))
     late = fetch_without_reading(server)
@@ -178,7 +176,6 @@ def test_a_fully_sent_job_is_not_released_when_its_client_resets(connect, server
     assert Job.objects.get().state == "working"
 
 
-@over_both
 @pytest.mark.tuning(last_replies_s=0.2)
 def test_a_stopping_server_releases_a_job_that_its_client_did_not_read(serve):
     """W28: a stopping server releases a job if the client did not read its reply."""
