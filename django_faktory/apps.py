@@ -2,7 +2,14 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 from django.apps import AppConfig
+from django.core.management.base import CommandError
+from django.db import connections
+from django.db.models.signals import post_migrate
+
+from .errors import FunctionsMissing
 
 
 class FaktoryConfig(AppConfig):
@@ -13,7 +20,7 @@ class FaktoryConfig(AppConfig):
     default_auto_field = "django.db.models.BigAutoField"
 
     def ready(self) -> None:
-        """Register the system checks and the proxy models, and install the operations of query sets.
+        """Register checks, proxy models and the receiver of `post_migrate`; install the operations of query sets.
 
         Tasks are imported later, by the commands that run them (see `tasks.base.autodiscover`).
         """
@@ -32,3 +39,19 @@ class FaktoryConfig(AppConfig):
             resume=bulk.resume,
         )
         hooks.install(operations)
+        # Not a migration: tables are also created by `migrate --run-syncdb`, `MIGRATE: False`, `pytest --nomigrations`
+        # and, for tenants, `migrate_schemas`.
+        post_migrate.connect(_install_functions, sender=self)
+
+
+def _install_functions(using: str, **_: Any) -> None:
+    """Install the stored functions in a PostgreSQL database that has the tables."""
+    from .store.dialects.postgresql import functions  # imported late, as in `ready`
+
+    connection = connections[using]
+    if connection.vendor != "postgresql":
+        return
+    try:
+        functions.install(connection)
+    except FunctionsMissing as error:
+        raise CommandError(str(error)) from error  # `migrate` prints it in one line

@@ -127,6 +127,10 @@ class LockTimeout(BrokerUnavailable):
     """Another transaction held a required lock for longer than the caller waits; nothing was changed."""
 
 
+class FunctionsMissing(FaktoryError):
+    """PostgreSQL lacks a stored function of this version, or `migrate` could not create it. Nothing was changed."""
+
+
 class CommandRefused(FaktoryError):
     """The Faktory server replied `-CODE message` to a command."""
 

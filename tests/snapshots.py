@@ -71,11 +71,12 @@ def _key(kind, connection):
 
 @cache
 def _sources():
-    """Return a hash of the migrations and of the modules that define the models, fields, indexes and constraints."""
+    """Return a hash of migrations, stored functions, and the modules with models, fields, indexes and constraints."""
     modules, paths, labels = set(), set(), []
     for config in apps.get_app_configs():
         labels.append(config.label)
         paths.update(Path(config.path).glob("migrations/*.py"))
+        paths.update(Path(config.path).glob("store/dialects/postgresql/functions/*"))
     for model in apps.get_models(include_auto_created=True):
         options = model._meta
         parts = [*options.local_fields, *options.local_many_to_many, *options.indexes, *options.constraints]

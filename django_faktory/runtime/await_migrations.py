@@ -19,6 +19,7 @@ from django.db import DatabaseError, connections
 from django.db.migrations.executor import MigrationExecutor
 
 from ..store.database_errors import first_line, is_starting, lacks_connections
+from ..store.dialects.postgresql import functions
 
 T = TypeVar("T")
 
@@ -44,8 +45,10 @@ def await_migrations(alias: str, *, wait_s: float, write_line: Callable[[str], o
             while missing and time.monotonic() < deadline:
                 time.sleep(CHECK_EVERY_S)
                 missing = _find_missing(alias)
-    if count := sum(app == APP_LABEL for app, _ in missing):
-        raise CommandError(f"the database {alias!r} lacks {count} migrations of django_faktory; run manage.py migrate")
+    if ours := [migration for migration in missing if migration[0] == APP_LABEL]:
+        raise CommandError(
+            f"the database {alias!r} lacks {len(ours)} {_kind(ours)} of django_faktory; run manage.py migrate"
+        )
     if missing and wait_s > 0:
         write_line(f"{_describe_missing(missing, alias)}; starting without them, since none is of django_faktory")
 
@@ -76,18 +79,26 @@ def await_database(
 
 
 def _find_missing(alias: str) -> list[tuple[str, str]]:
-    """Return the migrations that are not applied, read from the database at each call."""
+    """Return the migrations that are not applied, or the functions that are not created, read at each call."""
     connection = connections[alias]
     # A new executor at each call, because it reads the applied migrations only once.
     executor = MigrationExecutor(connection)
     plan = executor.migration_plan(executor.loader.graph.leaf_nodes())
+    missing = [(migration.app_label, migration.name) for migration, _ in plan]
+    if not missing and connection.vendor == "postgresql":
+        # `migrate` creates them after its last migration.
+        missing = [(APP_LABEL, name) for name in functions.find_outdated(connection)]
     connection.close()  # an open transaction could block `migrate`, or show an old state
-    return [(migration.app_label, migration.name) for migration, _ in plan]
+    return missing
 
 
 def _describe_missing(missing: list[tuple[str, str]], alias: str) -> str:
     names = ", ".join(".".join(migration) for migration in missing[:3]) + (" …" if len(missing) > 3 else "")
-    return f"the database {alias!r} lacks {len(missing)} migrations: {names}"
+    return f"the database {alias!r} lacks {len(missing)} {_kind(missing)}: {names}"
+
+
+def _kind(missing: list[tuple[str, str]]) -> str:
+    return "functions" if missing[0][1] in functions.read() else "migrations"
 
 
 @contextmanager

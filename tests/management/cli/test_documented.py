@@ -70,6 +70,7 @@ def shape(value):
 
 EXAMPLES = {
     "doctor": ("doctor",),
+    "functions": ("functions",),
     "groups": ("groups",),
     "info": ("info",),
     "top": ("top", "--once"),

@@ -21,7 +21,7 @@ from ..cursor_hooks import has_own_cursor
 
 Rows = list[tuple[Any, ...]]
 EncodedCall = tuple[bytes, list[bytes | None], list[int]]
-"""Name of a prepared statement, its encoded values, and for each value the format: 1 is binary, 0 is text."""
+"""Name of a prepared statement or a SELECT, its encoded values, and the format of each: 1 is binary, 0 is text."""
 
 Result = TypeVar("Result")
 
@@ -101,6 +101,14 @@ def run_and_commit(connection: BaseDatabaseWrapper, calls: Sequence[tuple[str, S
                 f"expected a commit, got {results[-1].command_status!r}: nothing is committed"
             )
         return rows
+
+
+def prepare(connection: BaseDatabaseWrapper, name: str, sql: str) -> None:
+    """Prepare a statement in a message of its own, with the types of its parameters as the server finds them."""
+    with connection.wrap_database_errors:
+        result = connection.connection.pgconn.prepare(name.encode(), sql.encode())
+        if result.status == _FAILED:
+            raise _driver().errors.error_from_result(result)
 
 
 class SentStatements(Generic[Result]):
@@ -226,8 +234,11 @@ def _send(raw: Any, calls: Sequence[EncodedCall], *, final_command: bytes = b"")
     if not raw.autocommit and _is_idle(raw):
         # In the same pipeline, so that it costs no round trip; the driver would send it before its first statement.
         pgconn.send_query_params(b"BEGIN", None)
-    for name, values, formats in calls:
-        pgconn.send_query_prepared(name, values, formats, result_format=_BINARY)
+    for command, values, formats in calls:
+        if command.startswith(b"SELECT "):
+            pgconn.send_query_params(command, values, None, formats, _BINARY)
+        else:
+            pgconn.send_query_prepared(command, values, formats, result_format=_BINARY)
     if final_command:
         pgconn.send_query_params(final_command, None)
     pgconn.pipeline_sync()

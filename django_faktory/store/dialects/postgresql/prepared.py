@@ -22,6 +22,7 @@ from django.db.backends.utils import CursorWrapper
 
 from ....core.logs import get_logger
 from ..cursor_hooks import has_own_cursor
+from . import functions
 from .pipeline import Result, Rows, SentStatements, can_pipeline, has_psycopg3, run_and_commit, run_prepared
 from .pooler import is_pooled
 
@@ -58,7 +59,7 @@ def clock(place: int) -> str:
     return f"(SELECT COALESCE(${place}, STATEMENT_TIMESTAMP()) AS now) AS clock"
 
 
-class _Use:
+class Use:
     """Uses of one statement on one connection, and the name and age of its plan if it is prepared."""
 
     __slots__ = ("name", "planned_at", "used_at", "uses")
@@ -101,17 +102,22 @@ class Statement:
         self._places = [int(place) - 1 for place in _PLACE.findall(sql)]
         self._plain = _PLACE.sub(lambda match: f"%s::{types[int(match[1]) - 1]}", sql)
         self._execute = f"({', '.join(['%s'] * len(types))})"
-        self.uses: WeakKeyDictionary[Any, _Use] = WeakKeyDictionary()
+        self.uses: WeakKeyDictionary[Any, Use] = WeakKeyDictionary()
         """Keyed by the driver's connection: prepared statements end with its session, and Django reconnects with a new
         one."""
 
-    def prepare_if_worthwhile(self, cursor: CursorWrapper) -> _Use | None:
+    def command(self, connection: BaseDatabaseWrapper) -> str | None:
+        """Return what to send without a cursor: the name of a plan that is recent enough; None: use a cursor."""
+        use = self.uses.get(connection.connection) if Statement.works else None
+        return (use and use.take_name(ages=self.ages)) or None
+
+    def prepare_if_worthwhile(self, cursor: CursorWrapper) -> Use | None:
         """Prepare the statement if worthwhile; None: send it unprepared."""
         connection = cursor.db.connection
         # No mutex: a connection is used by one thread at a time.
         use = self.uses.get(connection)
         if use is None:
-            use = self.uses[connection] = _Use()
+            use = self.uses[connection] = Use()
         use.uses += 1
         now, last_used_at = time.monotonic(), use.used_at
         use.used_at = now
@@ -125,13 +131,13 @@ class Statement:
             self._prepare(cursor, use)
         return use
 
-    def text(self, use: _Use | None, values: Sequence[Any]) -> tuple[str, Sequence[Any]]:
+    def text(self, use: Use | None, values: Sequence[Any]) -> tuple[str, Sequence[Any]]:
         """Return the SQL to send and its values."""
         if use:
             return f"EXECUTE {use.name}{self._execute}", values
         return self._plain, [values[place] for place in self._places]
 
-    def _prepare(self, cursor: CursorWrapper, use: _Use) -> None:
+    def _prepare(self, cursor: CursorWrapper, use: Use) -> None:
         deallocate = f"DEALLOCATE {use.name}; " if use.name else ""
         # A unique name: if a pooler was not detected, a process must not run a statement that another process, perhaps
         # of another version, has prepared.
@@ -179,18 +185,23 @@ def execute_on(connection: BaseDatabaseWrapper, calls: Sequence[Call]) -> list[R
     """
     connection.close_if_health_check_failed()  # both as Django does for a cursor
     connection.ensure_connection()
-    # With a closed connection, use a cursor: it raises Django's usual error.
-    named = [] if connection.connection.closed else _prepared_calls(connection, calls)
-    if named:
-        try:
-            return run_prepared(connection, named)
-        except Error as error:
-            # Outside a transaction the failed message has changed nothing, so it may be sent again without prepared
-            # statements.
-            if not _disable_if_lost(error) or connection.in_atomic_block:
-                raise
-    with connection.cursor() as cursor:
-        return execute(cursor, calls)
+    try:
+        # With a closed connection, use a cursor: it raises Django's usual error.
+        named = [] if connection.connection.closed else _prepared_calls(connection, calls)
+        if named:
+            try:
+                return run_prepared(connection, named)
+            except Error as error:
+                # Outside a transaction the failed message has changed nothing, so it may be sent again without prepared
+                # statements.
+                if not _disable_if_lost(error) or connection.in_atomic_block:
+                    raise
+        with connection.cursor() as cursor:
+            return execute(cursor, calls)
+    except Error as error:
+        if name := functions.undefined(error):
+            raise functions.missing(connection, name) from error
+        raise
 
 
 def execute(cursor: CursorWrapper, calls: Sequence[Call]) -> list[Rows]:
@@ -237,7 +248,7 @@ class PreparedSession:
 
     def __init__(self, connection: BaseDatabaseWrapper) -> None:
         self._connection = connection
-        self._uses: dict[Statement, _Use] = {}
+        self._uses: dict[Statement, Use] = {}
         poll = select.poll()  # kept, because creating one takes as long as a poll
         poll.register(connection.connection.pgconn.socket, select.POLLIN)
         self._poll = poll.poll
@@ -272,15 +283,15 @@ class PreparedSession:
 
 
 def _prepared_calls(connection: BaseDatabaseWrapper, calls: Sequence[Call]) -> list[tuple[str, Sequence[Any]]]:
-    """Return names and values if all statements are prepared and may bypass the cursor, else an empty list."""
-    if not Statement.works or not can_pipeline(connection):
+    """Return commands and values if all statements may bypass the cursor, else an empty list."""
+    if not can_pipeline(connection):
         return []
     named: list[tuple[str, Sequence[Any]]] = []
     for statement, values in calls:
-        use = statement.uses.get(connection.connection)
-        if use is None or not (name := use.take_name(ages=statement.ages)):
+        command = statement.command(connection)
+        if command is None:
             return []
-        named.append((name, values))
+        named.append((command, values))
     return named
 
 
@@ -296,7 +307,7 @@ def _disable_if_lost(error: Error) -> bool:
     return True
 
 
-def _send(cursor: CursorWrapper, calls: Sequence[tuple[Statement, Sequence[Any], _Use | None]]) -> list[Rows]:
+def _send(cursor: CursorWrapper, calls: Sequence[tuple[Statement, Sequence[Any], Use | None]]) -> list[Rows]:
     if can_pipeline(cursor.db):
         prepared = [(use.name, values) for _, values, use in calls if use]
         # A mixture cannot be pipelined: unprepared statements need the cursor to bind their values.

@@ -1,0 +1,39 @@
+"""`functions`: list the stored functions of PostgreSQL, or print the SQL that creates them."""
+
+from __future__ import annotations
+
+import argparse
+
+from django.db import connections
+
+from ....store.dialects.postgresql import functions
+from ..subcommand import OK, Invocation, Subcommand
+from ..table import Column
+
+
+def _arguments(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("--sql", action="store_true", help="Print the SQL, for somebody who runs it by hand.")
+
+
+def _functions(call: Invocation) -> int:
+    if call.options["sql"]:
+        if call.screen.is_json:
+            call.screen.json({"functions": [{"name": one.name, "sql": one.text} for one in functions.read().values()]})
+        else:
+            call.screen.out.write(functions.sql())
+        return OK
+    connection = connections[call.require_alias()]
+    # Other databases have none, so none is current there.
+    outdated = functions.find_outdated(connection) if connection.vendor == "postgresql" else list(functions.read())
+    found = [{"name": name, "is_current": name not in outdated} for name in functions.read()]
+    call.screen.listing(
+        {"functions": found}, _COLUMNS, ((one["name"], "yes" if one["is_current"] else "no") for one in found)
+    )
+    return OK
+
+
+_COLUMNS = (Column("FUNCTION", is_name=True), Column("CURRENT"))
+
+SUBCOMMANDS = (
+    Subcommand("functions", "List the stored functions of PostgreSQL, or print their SQL.", _functions, _arguments),
+)
