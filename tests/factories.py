@@ -4,6 +4,7 @@ from copy import copy
 from datetime import UTC, datetime, timedelta
 
 import factory
+from django.contrib.auth.models import Permission, User
 from django.db.models.base import ModelState
 from factory.django import DjangoModelFactory
 
@@ -23,6 +24,15 @@ def payload(jid=None, jobtype="noop", args=(), **fields):
 
 
 payload.made = 0
+
+
+def staff_user(*codenames):
+    """Return a new staff user with these permissions of this app only."""
+    user = User.objects.create_user(f"user{User.objects.count()}", is_staff=True)
+    found = Permission.objects.filter(content_type__app_label="django_faktory", codename__in=codenames)
+    assert {one.codename for one in found} == set(codenames)
+    user.user_permissions.set(found)
+    return user
 
 
 class JobFactory(DjangoModelFactory):

@@ -9,7 +9,6 @@ import pytest
 from tests.examples import examples
 
 SLOW = (
-    "admin/test_access.py",
     "admin/test_language.py::test_each_page_is_translated_as_a_whole",
     "admin/test_language.py::test_german_pages_have_no_placeholder_and_no_english_menu",
     "admin/test_hostile.py::test_a_word_of_a_megabyte_adds_no_element_to_a_page",
@@ -49,8 +48,6 @@ SLOW = (
     "server/test_limits.py::test_a_slow_reader_receives_a_large_job_completely",
     "server/test_long_lines.py::test_other_clients_are_answered_while_a_long_line_is_parsed",
     "security/test_permission_matrix.py::test_each_marker_is_shown_to_users_with_its_permissions",
-    "security/test_permission_matrix.py::test_the_admin_shows_and_changes_only_what_permissions_allow",
-    "security/test_permission_matrix.py::test_the_api_shows_and_changes_only_what_permissions_allow",
     "security/test_redaction.py::test_admin_log_and_confirmation_pages_show_no_hidden_arguments",
     "security/test_redaction.py::test_admin_pages_show_arguments_without_redaction",
     "security/test_redaction.py::test_api_responses_show_arguments_without_redaction",
@@ -73,13 +70,10 @@ SLOW = (
 )
 """Tests that kill or roll out processes, run or race for seconds, or drive a browser or another client.
 
-Also tests of claims that other tests in `make test` check: `security/test_permission_matrix.py` sends the requests of
-`admin/test_access.py`.
+Also tests of claims that other tests in `make test` check.
 """
 
 QUICK = (
-    "admin/test_access.py::test_each_step_of_a_bulk_action_checks_the_user_and_permission_again",
-    "admin/test_access.py::test_every_registered_url_and_action_is_in_the_permission_matrix",
     "contrib/gearmonkey/test_hardened.py::test_h01_a_naive_worker_executes_a_job_of_our_client",
     "contrib/gearmonkey/test_hardened.py::test_h02_our_worker_executes_a_job_of_a_naive_client",
     "contrib/gearmonkey/test_hardened.py::test_h05_a_job_fails_after_five_of_its_workers_have_died",
@@ -106,7 +100,6 @@ CORE = ("brokers/test_tls.py", "core", "tools")
 """Tests that need no database. Modules elsewhere are marked `core` themselves."""
 
 ONCE = (
-    "admin/test_access.py",
     "admin/test_arguments.py",
     "admin/test_hostile.py",
     "admin/test_job_log.py",

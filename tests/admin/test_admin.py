@@ -2,12 +2,11 @@
 
 import pytest
 from django.contrib.admin.models import LogEntry
-from django.contrib.auth.models import Permission, User
 from django.urls import reverse
 
 from django_faktory.admin import CappedPaginator
-from django_faktory.models import Job, OutboxEntry, Tracking, WorkerProcess
-from tests.factories import JobFactory, QueueFactory, WorkerFactory
+from django_faktory.models import Job, OutboxEntry, Tracking
+from tests.factories import JobFactory, QueueFactory, WorkerFactory, staff_user
 
 pytestmark = pytest.mark.django_db
 
@@ -18,12 +17,6 @@ WORKERS = "admin:django_faktory_workerprocess_changelist"
 
 def job_in(state, **fields):
     return JobFactory(**({state: True} if state != "enqueued" else {}), **fields)
-
-
-def staff(*permissions):
-    user = User.objects.create_user("on-call", password="x", is_staff=True)
-    user.user_permissions.set(Permission.objects.filter(codename__in=permissions))
-    return user
 
 
 def act(client, page, action, *objects, **more):
@@ -50,15 +43,6 @@ def test_filters_narrow_the_list_by_state_and_queue(admin_client):
     assert mail.jid in page
     assert other.jid not in page
     assert dead.jid not in page
-
-
-@pytest.mark.parametrize("query", ["row-of-mine", "shop.tasks.send", "ConnectionError"])
-def test_a_job_is_found_by_jid_jobtype_or_error(admin_client, query):
-    mine = job_in("dead", jid="row-of-mine", jobtype="shop.tasks.send_invoice", errtype="ConnectionError")
-    other = job_in("dead")
-    page = admin_client.get(reverse(JOBS), {"q": query}).content.decode()
-    assert mine.jid in page
-    assert other.jid not in page
 
 
 @pytest.mark.parametrize(
@@ -102,37 +86,13 @@ def test_a_running_job_is_marked_as_cancelled_and_its_progress_is_shown(admin_cl
     assert "40 % &lt;b&gt;two of five" in page
 
 
-@pytest.mark.parametrize(("action", "state"), [("quiet", "quiet"), ("terminate", "terminate")])
-def test_workers_are_quieted_and_terminated(admin_client, action, state):
-    worker = WorkerFactory()
-    act(admin_client, WORKERS, action, worker)
-    assert WorkerProcess.objects.get().state == state
-
-
 def test_a_user_with_only_view_permission_is_offered_no_action(client):
-    client.force_login(staff("view_job"))
+    client.force_login(staff_user("view_job"))
     job = job_in("dead")
     page = client.get(reverse(JOBS)).content.decode()
     assert job.jid in page
     assert 'value="retry"' not in page
-    act(client, JOBS, "retry", job)
-    assert Job.objects.get().state == "dead"
-
-
-def test_a_user_with_retry_permission_can_neither_add_nor_delete_jobs(client):
-    client.force_login(staff("view_job", "change_job", "add_job", "delete_job", "retry_job"))
-    job = job_in("dead")
-    assert client.get(reverse("admin:django_faktory_job_add")).status_code == 403
-    assert client.get(reverse("admin:django_faktory_job_delete", args=[job.pk])).status_code == 403
-    act(client, JOBS, "retry", job)
-    assert Job.objects.get().state == "enqueued"
-
-
-def test_hostile_texts_are_escaped_on_job_pages(admin_client):
-    hostile = "<script>alert(1)</script>"
-    job = job_in("dead", jobtype=hostile, errtype=hostile, payload=f'{{"args":["{hostile}"]}}')
-    for page in (reverse(JOBS), reverse("admin:django_faktory_job_change", args=[job.pk])):
-        assert hostile not in admin_client.get(page).content.decode()
+    assert "/act/" not in client.get(reverse("admin:django_faktory_job_change", args=[job.pk])).content.decode()
 
 
 def test_the_job_list_takes_at_most_eight_queries_for_60_jobs(admin_client, django_assert_max_num_queries):
@@ -146,13 +106,6 @@ def test_the_paginator_counts_no_further_than_its_maximum():
     JobFactory.create_batch(5)
     assert CappedPaginator(Job.objects.order_by("pk"), 2, max_count=3).count == 3
     assert CappedPaginator([1, 2], 2, max_count=3).count == 2
-
-
-def test_queues_and_workers_are_listed(admin_client):
-    QueueFactory(name="mail")
-    WorkerFactory(wid="wid-of-mine")
-    assert "mail" in admin_client.get(reverse("admin:django_faktory_queue_changelist")).content.decode()
-    assert "wid-of-mine" in admin_client.get(reverse(WORKERS)).content.decode()
 
 
 def test_list_and_page_of_a_worker_show_its_queues_and_busy_threads(admin_client):

@@ -5,7 +5,6 @@ from uuid import uuid4
 
 import pytest
 from django.contrib.admin.models import LogEntry
-from django.contrib.auth.models import Permission
 from django.db import connection
 from django.test.utils import CaptureQueriesContext
 from django.urls import reverse
@@ -17,7 +16,8 @@ from django_faktory.models import Batch as Row
 from django_faktory.models import Job
 from django_faktory.store.batches import batches
 from django_faktory.testing import drain
-from tests.factories import JobFactory
+from tests.admin.pages import words
+from tests.factories import JobFactory, staff_user
 
 pytestmark = pytest.mark.django_db
 
@@ -89,11 +89,6 @@ def test_an_action_retries_all_failed_members_of_a_batch(admin_client, tree):
     shown = admin_client.post(reverse("admin:django_faktory_batch_changelist"), asked, follow=True).content.decode()
     assert "Retried 2 jobs." in shown
     assert Job.objects.filter(bid=tree.bid, state="enqueued").count() == 2
-
-
-def words(text):
-    """Return the text of a page, without tags and extra spaces."""
-    return " ".join(re.sub("<[^>]*>", " ", text).split())
 
 
 def queries(client, name, *args):
@@ -249,10 +244,8 @@ def test_retrying_a_batch_without_failures_changes_nothing(admin_client, tree):
     assert Job.objects.filter(state="enqueued").count() == 3
 
 
-def test_a_user_with_only_view_permission_is_offered_no_retry(client, tree, django_user_model):
-    user = django_user_model.objects.create_user("viewer", password="x", is_staff=True)
-    user.user_permissions.set(Permission.objects.filter(codename="view_batch"))
-    client.force_login(user)
+def test_a_user_with_only_view_permission_is_offered_no_retry(client, tree):
+    client.force_login(staff_user("view_batch"))
     text = page(client, "changelist")
     assert "album 42" in text
     assert "retry_failed" not in text

@@ -18,6 +18,7 @@ from django_faktory.admin.jobs.changelist import JobAdmin
 from django_faktory.models import Job
 from django_faktory.operations import error_groups
 from django_faktory.operations.error_groups import FailureKind
+from tests.admin.pages import words
 from tests.factories import T0, JobFactory
 
 pytestmark = pytest.mark.django_db
@@ -35,10 +36,6 @@ def page(client, name, query="", *args):
     answer = client.get(f"{reverse(f'admin:django_faktory_job_{name}', args=args)}?{query}")
     assert answer.status_code == 200
     return answer.content.decode()
-
-
-def words(text):
-    return " ".join(unescape(re.sub("<[^>]*>", " ", text)).split())
 
 
 def all_of(client, verb, query, **fields):

@@ -7,7 +7,7 @@ from django.test import override_settings
 from django.urls import reverse
 
 from django_faktory.operations.serializers import whole_job_of
-from tests.admin.test_errors import words
+from tests.admin.pages import words
 from tests.factories import JobFactory
 from tests.hostile import TEXTS, elements, unwelcome
 

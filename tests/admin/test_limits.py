@@ -4,13 +4,13 @@ import re
 
 import pytest
 from django.contrib.admin.models import LogEntry
-from django.contrib.auth.models import Permission, User
 from django.urls import reverse
 
 from django_faktory.core.limits import Allowance
 from django_faktory.models import Job, Limit
 from django_faktory.store.limits import definitions
 from django_faktory.store.limits.definitions import LimitDefinition
+from tests.admin.pages import words
 from tests.factories import QueueFactory
 from tests.store.limits.conftest import Node, limit, states
 
@@ -21,23 +21,6 @@ ADD = "admin:django_faktory_limit_add"
 @pytest.fixture
 def node(transactional_db):
     return Node()
-
-
-@pytest.fixture
-def on_call(client):
-    """Return a function that logs in a staff user with only the given permissions."""
-
-    def log_in(*permissions):
-        user = User.objects.create_user("on-call", password="x", is_staff=True)
-        user.user_permissions.set(Permission.objects.filter(codename__in=permissions))
-        client.force_login(user)
-        return client
-
-    return log_in
-
-
-def words(response):
-    return " ".join(re.sub(r"<[^>]*>", " ", response.content.decode()).split())
 
 
 def page_of(one):
@@ -146,26 +129,6 @@ def test_the_pause_action_rejects_limits_of_queues(admin_client, node):
     page = admin_client.post(reverse(LIMITS), {"action": "pause", "_selected_action": [one.pk]}, follow=True)
     assert "only tasks are paused here" in words(page)
     assert Limit.objects.get().paused_at is None
-
-
-def test_each_limit_action_requires_its_own_permission(on_call, node):
-    one = limit("task", "noop", 1)
-    client = on_call("view_limit")
-    assert client.get(reverse(LIMITS)).status_code == 200
-    assert act(client, one, "pause").status_code == 403
-    assert act(client, one, "as_in_code").status_code == 403
-    assert client.get(reverse(ADD)).status_code == 403
-    assert client.post(page_of(one), {"concurrency": "5"}).status_code == 403
-    User.objects.get().user_permissions.add(Permission.objects.get(codename="pause_limit"))
-    assert "Noop: paused." in words(act(client, one, "pause"))
-    assert act(client, one, "resume").status_code == 403
-
-
-def test_action_urls_require_post_and_a_known_action(admin_client, node):
-    one = limit("task", "noop", 1)
-    where = reverse("admin:django_faktory_limit_act", args=[one.pk, "pause"])
-    assert admin_client.put(where).status_code == 405
-    assert admin_client.post(where.replace("pause", "burn")).status_code == 403
 
 
 def test_the_page_of_a_blocked_job_shows_its_limit(admin_client, node):

@@ -7,7 +7,7 @@ from django.db import connection
 from django.test.utils import CaptureQueriesContext
 from django.urls import reverse
 
-from tests.admin.test_errors import words
+from tests.admin.pages import words
 from tests.factories import JobFactory
 
 pytestmark = pytest.mark.django_db

@@ -1,16 +1,15 @@
 """Test locks in the admin: holders of keys are shown, and releasing a lock requires its permission (case L26)."""
 
-import re
 from datetime import timedelta
 
 import pytest
 from django.contrib.admin.models import LogEntry
-from django.contrib.auth.models import Permission, User
 from django.db.models import F
 from django.urls import reverse
 from django.utils.timezone import localtime
 
 from django_faktory.models import Job, JobLock
+from tests.admin.pages import words
 from tests.store.locks.conftest import holders, jid, node, state_of  # noqa: F401  (a fixture)
 
 LOCKS = "admin:django_faktory_joblock_changelist"
@@ -24,23 +23,6 @@ def one(node):  # noqa: F811
     one.push("A", "A1", "B")
     assert one.fetch(wid="old") == [jid("A")]
     return one
-
-
-@pytest.fixture
-def on_call(client):
-    """Return a function that logs in a staff user with only the given permissions."""
-
-    def log_in(*permissions):
-        user = User.objects.create_user("on-call", password="x", is_staff=True)
-        user.user_permissions.set(Permission.objects.filter(codename__in=permissions))
-        client.force_login(user)
-        return client
-
-    return log_in
-
-
-def words(response):
-    return " ".join(re.sub(r"<[^>]*>", " ", response.content.decode()).split())
 
 
 def job_page(client, name):
@@ -147,22 +129,3 @@ def test_a_lock_acquired_by_another_job_meanwhile_is_not_released(admin_client, 
     one.fetch(wid="w2")
     release(admin_client, stale, confirmed="yes")
     assert holders() == [jid("A1")]
-
-
-def test_a_user_with_only_view_permission_cannot_release_a_lock(on_call, one):
-    client = on_call("view_joblock")
-    page = client.get(reverse(LOCKS)).content.decode()
-    assert jid("A") in page
-    assert "Release manually" not in page
-    release(client, JobLock.objects.get(), confirmed="yes")
-    assert holders() == [jid("A")]
-
-
-def test_a_user_without_view_permission_cannot_open_the_list(on_call, one):
-    assert on_call("view_job").get(reverse(LOCKS)).status_code == 403
-
-
-def test_a_get_request_releases_no_lock(admin_client, one):
-    lock = JobLock.objects.get()
-    admin_client.get(reverse(LOCKS), {"action": "release", "_selected_action": lock.pk, "confirmed": "yes"})
-    assert holders() == [jid("A")]

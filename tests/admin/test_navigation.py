@@ -3,14 +3,13 @@
 import re
 
 import pytest
-from django.contrib.auth.models import Permission, User
 from django.db import connection
 from django.test import override_settings
 from django.test.utils import CaptureQueriesContext
 from django.urls import reverse
 
 from django_faktory.models import OutboxEntry
-from tests.factories import JobFactory, WorkerFactory
+from tests.factories import JobFactory, WorkerFactory, staff_user
 
 pytestmark = pytest.mark.django_db
 
@@ -48,9 +47,7 @@ def test_each_page_of_a_row_has_the_bar(admin_client):
 
 
 def test_the_bar_leaves_out_what_the_user_may_not_see(client):
-    user = User.objects.create_user("reader", is_staff=True)
-    user.user_permissions.set(Permission.objects.filter(codename__in=["view_queue", "view_batch"]))
-    client.force_login(user)
+    client.force_login(staff_user("view_queue", "view_batch"))
     assert entries(client, "queue_changelist") == [("Queues", "", True), ("Batches", "", False)]
 
 

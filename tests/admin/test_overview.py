@@ -4,7 +4,6 @@ from datetime import UTC, datetime, timedelta
 from functools import partial
 
 import pytest
-from django.contrib.auth.models import Permission
 from django.db import connection
 from django.test.utils import CaptureQueriesContext
 from django.urls import reverse
@@ -220,18 +219,6 @@ def test_error_messages_that_differ_only_in_numbers_are_normalized_equally(messa
 )
 def test_the_message_is_extracted_from_a_possibly_truncated_failure(failure, message):
     assert error_groups.extract_message(failure) == message
-
-
-def test_page_part_and_index_entry_require_the_statistics_permission(client, django_user_model):
-    user = django_user_model.objects.create_user("viewer", password="x", is_staff=True)
-    user.user_permissions.set(Permission.objects.filter(codename="view_job"))
-    client.force_login(user)
-    assert client.get(reverse(PAGE)).status_code == client.get(reverse(PART)).status_code == 403
-    index = client.get(reverse("admin:app_list", args=["django_faktory"])).content.decode()
-    assert reverse(PAGE) not in index
-    user.user_permissions.add(Permission.objects.get(codename="view_statistics"))
-    assert reverse(PAGE) in client.get(reverse("admin:app_list", args=["django_faktory"])).content.decode()
-    assert client.get(reverse(PAGE)).status_code == 200
 
 
 def test_viewing_the_page_changes_no_worker_row(admin_client):

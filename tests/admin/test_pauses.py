@@ -11,7 +11,7 @@ from django_faktory.admin.overview import data
 from django_faktory.models import Limit, Queue
 from django_faktory.store.limits import definitions
 from django_faktory.tasks import limits
-from tests.admin.test_errors import words
+from tests.admin.pages import words
 from tests.factories import JobFactory, QueueFactory
 from tests.management.cli.conftest import faktory  # noqa: F401  (a fixture)
 from tests.project.tasks import add

@@ -5,7 +5,7 @@ from django.urls import reverse
 
 from django_faktory.models import Job, Queue
 from django_faktory.store import shared_reads
-from tests.admin.test_errors import words
+from tests.admin.pages import words
 from tests.factories import JobFactory, QueueFactory, WorkerFactory
 
 pytestmark = pytest.mark.django_db

@@ -9,6 +9,7 @@ from uuid import UUID
 
 import pytest
 from django.contrib.admin.models import LogEntry
+from django.contrib.auth.models import User
 from django.test import override_settings
 from django.urls import reverse
 from django.utils import timezone
@@ -18,9 +19,9 @@ from django_faktory.admin.jobs.arguments_form import ArgumentsForm
 from django_faktory.models import Job
 from django_faktory.operations.edit import call_of
 from example_project.shop.models import Order
-from tests.admin.test_admin import staff
+from tests.admin.pages import words
 from tests.admin.test_arguments import deliver, job_of
-from tests.admin.test_errors import words
+from tests.factories import staff_user
 from tests.hostile import JOINED, elements, unwelcome
 from tests.project.tasks import add, echo, noop
 
@@ -377,7 +378,7 @@ def test_a_form_that_is_sent_twice_enqueues_two_jobs(admin_client):
 
 
 def test_without_permission_to_see_jobs_the_user_returns_to_the_form(client):
-    client.force_login(staff("add_job"))
+    client.force_login(staff_user("add_job"))
     answer = client.post(run_url(noop), follow=True)
     assert answer.redirect_chain == [(run_url(noop), 302)]
     assert f"Enqueued {noop.jobtype} as {Job.objects.get().jid}" in words(answer.content.decode())
@@ -386,22 +387,15 @@ def test_without_permission_to_see_jobs_the_user_returns_to_the_form(client):
 def test_links_to_the_page_need_its_permission(client):
     task_page = f"{reverse('admin:django_faktory_task')}?task={add.jobtype}"
     jobs = reverse("admin:django_faktory_job_changelist")
-    client.force_login(staff("view_job", "view_statistics", "change_job"))
+    client.force_login(staff_user("view_job", "view_statistics", "change_job"))
     assert reverse(RUN) not in client.get(task_page).content.decode() + client.get(jobs).content.decode()
     assert client.get(reverse(RUN)).status_code == 403
     client.logout()
-    user = staff_with_all()
-    client.force_login(user)
+    client.force_login(User.objects.create_superuser("all", password="x"))
     assert run_url(add) in client.get(task_page).content.decode()
     assert f'href="{reverse(RUN)}"' in client.get(jobs).content.decode()
     elsewhere = client.get(f"{reverse('admin:django_faktory_task')}?task=elsewhere").content.decode()
     assert reverse(RUN) not in elsewhere
-
-
-def staff_with_all():
-    from django.contrib.auth.models import User
-
-    return User.objects.create_superuser("all", password="x")
 
 
 @pytest.mark.parametrize("hostile", JOINED.values(), ids=JOINED)

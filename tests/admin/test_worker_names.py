@@ -9,9 +9,8 @@ from django.utils import timezone
 from django_faktory.admin.overview import data
 from django_faktory.models import Job, JobLock
 from django_faktory.operations import alarms
-from tests.admin.test_admin import staff
-from tests.admin.test_errors import words
-from tests.factories import WorkerFactory
+from tests.admin.pages import words
+from tests.factories import WorkerFactory, staff_user
 from tests.store.limits.conftest import Node, jid
 
 pytestmark = pytest.mark.django_db
@@ -78,7 +77,7 @@ def test_a_job_of_a_lost_worker_that_is_gone_is_named_without_a_link(admin_clien
 
 def test_jobs_of_a_lost_worker_need_the_permission_to_view_jobs(client, node):
     node.broker.lost([WID])
-    client.force_login(staff("view_workerprocess"))
+    client.force_login(staff_user("view_workerprocess"))
     section = shown(client, "workerprocess_changelist").partition('id="faktory-lost"')[2]
     assert NAME in section
     assert "shop.tasks.charge" not in section

@@ -10,7 +10,7 @@ from django.urls import reverse
 from django.utils import timezone
 
 from django_faktory.models import Job
-from tests.admin.test_errors import words
+from tests.admin.pages import words
 from tests.admin.test_jobs import JOBS, found, make_mails_of_which_two_are_recent
 from tests.factories import JobFactory, QueueFactory
 

@@ -13,7 +13,7 @@ from django_faktory.core.payloads import failure
 from django_faktory.models import Job, JobLock, Queue
 from django_faktory.operations import waiting
 from django_faktory.store.limits import definitions
-from tests.admin.test_errors import words
+from tests.admin.pages import words
 from tests.factories import JobFactory, QueueFactory, WorkerFactory
 from tests.management.cli.conftest import asked, faktory  # noqa: F401  (fixtures)
 from tests.store.limits.conftest import Node, jid, limit

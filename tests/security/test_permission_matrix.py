@@ -5,6 +5,7 @@ that the user may not see, and a request must write nothing unless the user has 
 """
 
 from dataclasses import replace
+from urllib.parse import urlencode
 
 import pytest
 from django.db.models import CharField, TextField
@@ -104,6 +105,8 @@ def wrong_with(request, granted, answer):
         yield f"writes {answer.writes[0]}"
     if may and request.is_act and not answer.is_changed:
         yield "changes no row"
+    if may and request.is_act and not answer.is_logged:
+        yield "is not logged"
 
 
 def check(asker, requests, everything):
@@ -181,6 +184,18 @@ def test_admin_lists_cannot_be_filtered_by_prefixes_of_text_fields(asker, everyt
                 assert answer.status in (302, 400), (model, field.name)
                 tried += 1
     assert tried > 20
+
+
+def test_get_requests_with_the_words_of_an_action_change_nothing(asker, everything):
+    for request in [*admin_requests(), *api_requests()]:
+        if request.is_act and not request.is_variant:
+            words = {"confirmed": "yes", "post": "yes"} | request.form
+            path = f"{request.path}{'&' if '?' in request.path else '?'}{urlencode(words, doseq=True)}"
+            for method in ("GET", "HEAD"):
+                answer = asker.ask(replace(request, method=method, path=path, sent={}), everything, compare=True)
+                assert answer.status in (200, 302, 400, 403, 405), (request.name, method)
+                assert not answer.writes, (request.name, method)
+                assert not answer.is_changed, (request.name, method)
 
 
 def test_permissions_that_a_request_does_not_check_do_not_change_its_answer(asker, everything):

@@ -6,6 +6,7 @@ from functools import cached_property
 from typing import ClassVar
 
 from django.apps import apps
+from django.contrib.admin.models import LogEntry
 from django.contrib.auth.models import User
 from django.db import connection, transaction
 from django.test import Client
@@ -52,7 +53,7 @@ BACKEND = f"{Permissions.__module__}.{Permissions.__qualname__}"
 
 
 class Answer:
-    """A response, the statements that wrote, and whether rows of this app changed."""
+    """A response, the statements that wrote, whether rows of this app changed, and whether the admin's log grew."""
 
     def __init__(self, request, answer, writes, is_changed):
         self.request = request
@@ -61,6 +62,7 @@ class Answer:
         self.text = "\n".join([content.decode("utf-8", "replace"), str(answer.headers), str(answer.cookies)])
         self.writes = writes
         self.is_changed = is_changed
+        self.is_logged = LogEntry.objects.exists()
         self.is_to_log_in = "/login/" in answer.headers.get("Location", "")
         self.context = answer.context
 

@@ -2,7 +2,7 @@
 
 import json
 from collections.abc import Callable
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 from urllib.parse import urlencode
 
@@ -36,6 +36,8 @@ class Request:
     """True for a second way to request a route: few sets of permissions suffice."""
     is_a_list_of_pages: bool = False
     """True if any permission of this app opens the page."""
+    form: dict[str, Any] = field(default_factory=dict)
+    """What the form of a change list sends."""
 
     @property
     def must_be_refused(self):
@@ -143,6 +145,11 @@ _FILTERS = {
 RESOURCES = sorted(basename for _, _, basename in api_urls.router.registry)
 
 
+def operations():
+    """Return one request for each method of each route of the API."""
+    return [_operation(*one) for resource in RESOURCES for one in _routes(resource)]
+
+
 def api_requests():
     """Yield every request to the API."""
     yield Request("api root", "GET", reverse("faktory-api:api-root"), frozenset())
@@ -151,18 +158,22 @@ def api_requests():
         yield from api_requests_of(resource)
 
 
-def api_requests_of(resource):
-    """Yield each method of each route of a resource, and each filter of its list."""
+def _routes(resource):
+    """Yield pattern, method and action of each route of a resource."""
     for pattern in api_urls.router.urls:
         actions = getattr(pattern.callback, "actions", None)
         if actions is None:
             assert pattern.name == "api-root"
-            continue
-        if pattern.callback.initkwargs["basename"] != resource:
-            continue
-        for method, action in list(actions.items()):
-            if method != "head":  # the framework adds HEAD with the first request
-                yield from _of_action(pattern, method.upper(), action)
+        elif pattern.callback.initkwargs["basename"] == resource:
+            for method, action in list(actions.items()):
+                if method != "head":  # the framework adds HEAD with the first request
+                    yield pattern, method.upper(), action
+
+
+def api_requests_of(resource):
+    """Yield each method of each route of a resource, and each filter of its list."""
+    for route in _routes(resource):
+        yield from _of_action(*route)
     if resource == "jobs":
         yield from _bulk_requests()
 
@@ -182,26 +193,30 @@ _HIDDEN_QUERIES = (
 )  # fmt: skip
 
 
-def _of_action(pattern, method, action):
-    cls, basename = pattern.callback.cls, pattern.callback.initkwargs["basename"]
+def _operation(pattern, method, action):
+    basename = pattern.callback.initkwargs["basename"]
     name = f"{basename} {action}"
     is_row = pattern.callback.initkwargs["detail"]
     keys = _OTHER_KEYS.get(name, _KEYS.get(basename)) if is_row else {}
     path = reverse(f"faktory-api:{pattern.name}", kwargs=keys)
     needed, body = (_VIEWS[basename], None) if action in ("list", "retrieve") else _ACTIONS[name]
     sent = {} if body is None else _json(body)
-    needs, is_act = frozenset({needed}), method != "GET"
     prepare = (lambda: Queue.objects.update(paused_at=T0)) if name == "queues resume" else None
-    yield Request(f"api {name}", method, path, needs, sent, is_act, prepare)
-    html = {**sent, "headers": {"accept": "text/html"}}
-    yield Request(f"api {name} html", method, path, needs, html, is_act, prepare, is_variant=True)
+    return Request(f"api {name}", method, path, frozenset({needed}), sent, method != "GET", prepare)
+
+
+def _of_action(pattern, method, action):
+    plain = _operation(pattern, method, action)
+    yield plain
+    html = {**plain.sent, "headers": {"accept": "text/html"}}
+    yield replace(plain, name=f"{plain.name} html", sent=html, is_variant=True)
     if action in ("list", "retrieve"):
-        yield Request(f"api {name} options", "OPTIONS", path, needs, is_variant=True)
+        yield replace(plain, name=f"{plain.name} options", method="OPTIONS", is_variant=True)
     if action == "list":
-        for parameter in getattr(getattr(cls, "filterset_class", None), "base_filters", ()):
-            value = "running" if name == "workers list" and parameter == "state" else _FILTERS[parameter]
-            asked = f"{path}?{urlencode({parameter: value})}"
-            yield Request(f"api {name} {parameter}", "GET", asked, needs, is_variant=True)
+        for parameter in getattr(getattr(pattern.callback.cls, "filterset_class", None), "base_filters", ()):
+            value = "running" if plain.name == "api workers list" and parameter == "state" else _FILTERS[parameter]
+            asked = f"{plain.path}?{urlencode({parameter: value})}"
+            yield replace(plain, name=f"{plain.name} {parameter}", path=asked, is_variant=True)
 
 
 def _json(body):
@@ -210,11 +225,11 @@ def _json(body):
 
 # --- the admin
 
-_ROWS = {
+ROWS = {
     "overview": "default", "job": ROW, "queue": "default", "workerprocess": "w1", "batch": ROW, "cronentry": ROW,
     "joblock": ROW, "limit": ROW, "outboxentry": ROW, "gearmonkeyfunction": "default",
 }  # fmt: skip
-MODELS = sorted(_ROWS)
+MODELS = sorted(ROWS)
 _CRON_FORM = {
     "name": "another", "schedule": "0 2 * * *", "zone": "UTC", "jobtype": "elsewhere", "queue": "", "args": "[]",
     "kwargs": "{}", "job": "{}", "missed": "once", "window_s": "60", "overlap": "allow",
@@ -260,7 +275,7 @@ _NEEDED = {name: "clear_queue" if name == "clear" else f"{name}_job" for name in
 def registered():
     """Return the admin classes of this app, by the name of their model."""
     found = {model._meta.model_name: one for model, one in admin.site._registry.items() if model._meta.app_label == APP}
-    assert set(found) == set(_ROWS)
+    assert set(found) == set(ROWS)
     return found
 
 
@@ -292,12 +307,12 @@ def _of_page(model, site, name):
     page = name.removeprefix(f"{model}_")
     view = frozenset({"view_statistics" if model == "overview" else f"view_{model}"})
     if page in ("changelist", "change", "history", "add", "delete"):
-        args = [] if page in ("changelist", "add") else [_ROWS[model]]
+        args = [] if page in ("changelist", "add") else [ROWS[model]]
         yield from _of_django(model, page, _at(model, page, *args), view)
     elif page == "download":
         for column, one in site.long_texts.items():
             needs = view | ({"view_job"} if one.field else set())
-            yield Request(f"{model} download {column}", "GET", _at(model, page, _ROWS[model], column), needs)
+            yield Request(f"{model} download {column}", "GET", _at(model, page, ROWS[model], column), needs)
     elif name in _PAGES:
         needed, _, query = _PAGES[name]
         path = reverse(f"admin:{APP}_{name}") + query
@@ -358,7 +373,8 @@ def _actions(model, site):
         form = {"action": name, "_selected_action": [_pk(model, name)], **_STAYS}
         is_act = (model, name) != ("queue", "clear")  # it leads to the bulk page for all matching jobs
         prepare = (lambda: Queue.objects.update(paused_at=T0)) if (model, name) == ("queue", "resume") else None
-        yield Request(f"{model}: {name}", "POST", _at(model, "changelist"), needs, _form(form), is_act, prepare)
+        path = _at(model, "changelist")
+        yield Request(f"{model}: {name}", "POST", path, needs, _form(form), is_act, prepare, form=form)
 
 
 def _try():
@@ -405,7 +421,7 @@ def _pk(model, act):
         return _JOB_OF.get(act, ROW + 2)
     if act == "resume" and model in ("cronentry", "limit"):
         return ROW + 1
-    return _ROWS[model]
+    return ROWS[model]
 
 
 def _at(model, page, *args):
