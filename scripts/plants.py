@@ -598,14 +598,10 @@ PLANTS = (
     ),
     Plant(
         "all FETCHes with many names are claimed for at once",
-        "django_faktory/server/fetch_index.py",
-        "                if has_many:\n",
-        "                if False:\n",
-        (
-            "tests/server/test_fetch_index.py",
-            "-k",
-            "fetches_with_many_queue_names_do_not_delay_other_clients or a_claim_has_bounded_queue_names_and_at_most_one_large_fetch",
-        ),
+        "django_faktory/server/waiting_fetches.py",
+        "        if self._is_polling or ",
+        "        if ",
+        ("tests/server/test_fetch_index.py", "-k", "at_most_one_claim_of_many_names_runs_at_a_time"),
     ),
     Plant(
         "a key of long arguments is computed without pauses",

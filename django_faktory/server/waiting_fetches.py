@@ -1,9 +1,9 @@
 """Queue of waiting FETCHes: blocked in memory, not in the database. One claim serves many of them.
 
 `FetchQueue` tries a FETCH when it arrives, when this node stores work in one of its queues, at each notification of
-another process, and at each poll; in between it costs nothing. The queue names in one claim are bounded, and FETCHes
-with many names take turns, so that they delay no FETCH with few. With the ACK of a job that had a lock, one waiting
-FETCH is tried in the same transaction, which hands the lock over to the next job (ADR 0015). Rules: W13 to W15.
+another process, and at each poll; in between it costs nothing. FETCHes with many names are tried one at a time, and
+not at pushes, so that they delay no FETCH with few. With the ACK of a job that had a lock, one waiting FETCH is tried
+in the same transaction, which hands the lock over to the next job (ADR 0015). Rules: W13 to W15.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from math import inf
 from ..core.payloads import FetchRequest, Reservation
 from ..errors import FaktoryError
 from .exchange_set import Item
-from .fetch_index import FEW_NAMES, FetchIndex, WaitingFetch
+from .fetch_index import FetchIndex, WaitingFetch
 from .group_commit import CommitQueue
 from .prefetch_buffer import PrefetchBuffer
 from .tuning import DEFAULT_TUNING
@@ -32,16 +32,12 @@ FetchCommitQueue = CommitQueue[Item, "list[Reservation]"]
 
 
 class _Claim:
-    """FETCHes that are tried with one claim.
+    """FETCHes that are tried with one claim. `unanswered` counts those without an answer."""
 
-    `unanswered` counts those without an answer. `has_many` is whether one of them claims from more than `FEW_NAMES`
-    queues.
-    """
-
-    __slots__ = ("has_many", "unanswered", "unwanted")
+    __slots__ = ("unanswered", "unwanted")
 
     def __init__(self, unanswered: int) -> None:
-        self.unanswered, self.has_many = unanswered, False
+        self.unanswered = unanswered
         self.unwanted: list[Reservation] = []
         """Jobs claimed for clients that have disconnected since; released when the claim is complete."""
 
@@ -70,7 +66,7 @@ class FetchQueue:
         self._has_lock_handoff = supports_lock_handoff
         self._waiting = FetchIndex()
         self._claims_free = width
-        self._runs_claim_with_many = False
+        self._is_polling = False
         self._poll: asyncio.TimerHandle | None = None
         self._kept: dict[WaitingFetch, float] = {}
         """FETCHes that got no job at once, and when each is answered with null, earliest first."""
@@ -85,10 +81,9 @@ class FetchQueue:
 
     def add(self, waiting_fetch: WaitingFetch) -> None:
         """Try this FETCH now; if it gets no job, it waits for up to `wait_s` seconds."""
-        if self._waiting.add(waiting_fetch):
-            self._claim()
-        else:
+        if not self._waiting.add(waiting_fetch) or waiting_fetch.is_polled:  # its turn may come late
             self._keep_waiting(waiting_fetch)
+        self._claim()
 
     def leave(self, waiting_fetch: WaitingFetch) -> None:
         """Drop the FETCH of a disconnected client; a job that is being claimed for it is released at once (W14)."""
@@ -104,9 +99,6 @@ class FetchQueue:
             self._notified_queues = None
         elif self._notified_queues is not None:
             self._notified_queues.update(queues)
-        self._schedule_try()
-
-    def _schedule_try(self) -> None:
         if not self._is_scheduled:
             self._is_scheduled = True
             self._loop.call_soon(self._try_notified)  # one claim for all jobs that a transaction stored
@@ -147,21 +139,19 @@ class FetchQueue:
                 self._expire(waiting_fetch)
 
     def _claim(self) -> None:
-        if not self._claims_free or self._is_stopping:
-            return
-        with_many = not self._runs_claim_with_many
-        batch = self._waiting.next_batch(with_many=with_many)
-        if not batch:
+        self._claim_for_polled()
+        if not self._claims_free or self._is_stopping or not (batch := self._waiting.next_batch()):
             return
         served: list[tuple[WaitingFetch, Reservation]] = []
         to_claim: list[tuple[WaitingFetch, bool]] = []
         requests: list[FetchRequest] = []
-        for waiting_fetch in self._waiting.with_longest_waiting(batch, with_many=with_many):
-            request = self._waiting.mark_tried(waiting_fetch)
+        for waiting_fetch in self._waiting.with_longest_waiting(batch):
+            self._waiting.mark_tried(waiting_fetch)
+            request = waiting_fetch.request
             if job := self._prefetch_buffer.take(request):
                 waiting_fetch.in_claim = True
                 served.append((waiting_fetch, job))
-            elif sent := self._prepare_claim(waiting_fetch, request, requests):
+            elif sent := self._prepare_claim(waiting_fetch, requests):
                 self._delayed.pop(waiting_fetch, None)
                 waiting_fetch.in_claim = True
                 # If False, an empty answer proves nothing about the queues that were left out: the FETCH is retried.
@@ -169,30 +159,34 @@ class FetchQueue:
                 to_claim.append((waiting_fetch, is_complete))
                 requests.append(sent)
             else:
-                self._delay(waiting_fetch, request)
+                self._delay(waiting_fetch)
         if to_claim:
             self._claims_free -= 1
             claim = _Claim(unanswered=len(to_claim))
             for (waiting_fetch, is_complete), sent in zip(to_claim, requests, strict=True):
-                claim.has_many |= len(sent.queues) > FEW_NAMES
                 self._commit_queue.submit(sent, partial(self._on_claimed, claim, waiting_fetch, sent, is_complete))
-            # One claim of many names at a time: with two, other commands would find no free thread until one has ended.
-            self._runs_claim_with_many |= claim.has_many
         # Last: an answered client may send its next FETCH at once, which re-enters `_claim`.
         for waiting_fetch, job in served:
             self._answer(waiting_fetch, job)
 
-    def _prepare_claim(
-        self, waiting_fetch: WaitingFetch, request: FetchRequest, earlier_claims: list[FetchRequest]
-    ) -> FetchRequest | None:
-        if self._loop.time() >= self._delayed.get(waiting_fetch, ("", inf))[1]:
-            return self._prefetch_buffer.prepare_plain_claim(request)
-        return self._prefetch_buffer.prepare_claim(request, earlier_claims)
+    def _claim_for_polled(self) -> None:
+        # One claim of many names at a time: with two, other commands would find no free thread until one has ended.
+        if self._is_polling or not self._claims_free or self._is_stopping or not (polled := self._waiting.next_poll()):
+            return
+        self._is_polling = polled.in_claim = True
+        self._claims_free -= 1
+        sent = self._prefetch_buffer.prepare_plain_claim(polled.request)
+        self._commit_queue.submit(sent, partial(self._on_claimed, _Claim(unanswered=1), polled, sent, True))
 
-    def _delay(self, waiting_fetch: WaitingFetch, request: FetchRequest) -> None:
+    def _prepare_claim(self, waiting_fetch: WaitingFetch, earlier_claims: list[FetchRequest]) -> FetchRequest | None:
+        if self._loop.time() >= self._delayed.get(waiting_fetch, ("", inf))[1]:
+            return self._prefetch_buffer.prepare_plain_claim(waiting_fetch.request)
+        return self._prefetch_buffer.prepare_claim(waiting_fetch.request, earlier_claims)
+
+    def _delay(self, waiting_fetch: WaitingFetch) -> None:
         """Keep the FETCH until the moving jobs of its first queue have arrived, or `MAX_DELAY_S` is over."""
         _, until = self._delayed.get(waiting_fetch, ("", self._loop.time() + MAX_DELAY_S))
-        self._delayed[waiting_fetch] = request.queues[0], until
+        self._delayed[waiting_fetch] = waiting_fetch.request.queues[0], until
         if self._delay_timer is None:
             self._delay_timer = self._loop.call_later(MAX_DELAY_S / 2, self._try_overdue)
         self._keep_waiting(waiting_fetch)
@@ -238,8 +232,8 @@ class FetchQueue:
             claim.unanswered -= 1
             if not claim.unanswered:
                 self._claims_free += 1
-                if claim.has_many:
-                    self._runs_claim_with_many = False
+                if waiting_fetch.is_polled:
+                    self._is_polling = False
                 if claim.unwanted:
                     self._release(claim.unwanted)
                 self._claim()
@@ -310,7 +304,6 @@ class FetchQueue:
             self._answer(waiting_fetch, None)
 
     def _remove(self, waiting_fetch: WaitingFetch) -> None:
-        if self._waiting.remove(waiting_fetch):  # there is room for a FETCH with many names now
-            self._schedule_try()
+        self._waiting.remove(waiting_fetch)
         self._delayed.pop(waiting_fetch, None)
         self._kept.pop(waiting_fetch, None)

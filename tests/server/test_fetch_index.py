@@ -48,7 +48,8 @@ def calls(work):
 
 def push_to(index, queue):
     index.mark_all([queue])
-    return [index.mark_tried(waiting_fetch) for waiting_fetch in index.with_longest_waiting(index.next_batch())]
+    for waiting_fetch in index.with_longest_waiting(index.next_batch()):
+        index.mark_tried(waiting_fetch)
 
 
 def test_push_cost_does_not_depend_on_fetches_waiting_for_other_queues():
@@ -60,33 +61,31 @@ def test_push_cost_does_not_depend_on_fetches_waiting_for_other_queues():
     assert calls(lambda: push_to(index, "wanted")) == few
 
 
-def test_a_push_retries_a_large_fetch_for_the_pushed_queues_only():
+def test_a_push_does_not_try_a_large_fetch_and_a_poll_does():
     index = FetchIndex()
-    waiting(index, *MANY)
-    waiting(index, "a", MANY[7], "b")
+    large = WaitingFetch(FetchRequest(queues=MANY), lambda reply: None)
+    index.add(large)
+    assert (index.next_poll(), index.next_poll()) == (large, None)
+    small = waiting(index, "a", MANY[7], "b")
     index.mark_all([MANY[8], MANY[7]])
-    batch = [index.mark_tried(waiting_fetch).queues for waiting_fetch in index.next_batch()]
-    assert batch == [MANY[7:9], ("a", MANY[7], "b")]
+    assert (index.next_batch(), index.next_poll()) == ([small], None)
     index.mark_all(None)
-    assert [index.mark_tried(waiting_fetch).queues for waiting_fetch in index.next_batch()] == [
-        MANY,
-        ("a", MANY[7], "b"),
-    ]
+    assert (index.next_batch(), index.next_poll()) == ([small], large)
 
 
-def test_a_claim_has_bounded_queue_names_and_at_most_one_large_fetch():
+def test_a_claim_has_bounded_queue_names():
     index = FetchIndex()
     for number in range(50):
-        waiting(index, *MANY)
         waiting(index, *(f"few-{number}-{place}" for place in range(90)))
     index.mark_all(None)
     sizes = []
     while batch := index.next_batch():
-        sizes.append([len(index.mark_tried(waiting_fetch).queues) for waiting_fetch in batch])
-    assert all(sum(claim) <= fetch_index.NAMES_A_CLAIM + len(MANY) for claim in sizes)
-    assert all(claim.count(len(MANY)) <= 1 for claim in sizes)
-    assert sum(map(len, sizes)) == 100
-    assert sum(len(claim) > 1 for claim in sizes) == 5, "FETCHes with few names share the first claims"
+        sizes.append(sum(len(waiting_fetch.request.queues) for waiting_fetch in batch))
+        for waiting_fetch in batch:
+            index.mark_tried(waiting_fetch)
+    assert sum(sizes) == 50 * 90
+    assert max(sizes) <= fetch_index.NAMES_A_CLAIM
+    assert len(sizes) == 5, "FETCHes with few names share claims"
 
 
 class CommitQueueSpy:
@@ -114,22 +113,6 @@ def test_at_most_one_claim_of_many_names_runs_at_a_time(few):
             fetch_queue.add(WaitingFetch(FetchRequest(queues=tuple(queues)), lambda _: None))
         assert [len(request.queues) for request, _ in spy.submitted] == [len(MANY), 1]
         spy.answer([])
-        assert [len(request.queues) for request, _ in spy.submitted] == [1, len(MANY)]
-        fetch_queue.stop()
-
-    asyncio.run(run())
-
-
-def test_a_push_to_one_queue_of_a_large_fetch_does_not_count_as_a_claim_of_many_names():
-    async def run():
-        spy, loop = CommitQueueSpy(), asyncio.get_running_loop()
-        prefetch_buffer = PrefetchBuffer(limit=0, assign_prefetched=None, release=None, loop=loop)
-        fetch_queue = FetchQueue(spy, prefetch_buffer, width=2, release=None, poll_s=60.0, loop=loop)
-        fetch_queue.add(WaitingFetch(FetchRequest(queues=MANY), lambda _: None))
-        spy.answer([])
-        fetch_queue.wake([MANY[0]])
-        await asyncio.sleep(0)
-        fetch_queue.add(WaitingFetch(FetchRequest(queues=tuple(f"other-{name}" for name in MANY)), lambda _: None))
         assert [len(request.queues) for request, _ in spy.submitted] == [1, len(MANY)]
         fetch_queue.stop()
 
@@ -171,34 +154,21 @@ def test_each_fetch_waits_its_own_time_and_is_answered_once():
 
 def test_a_new_fetch_is_preceded_by_the_longest_waiting_fetch():
     index = FetchIndex()
-    elder, other = waiting(index, *MANY), waiting(index, "elsewhere")
-    newcomer = WaitingFetch(FetchRequest(queues=("new", MANY[3], MANY[1])), lambda reply: None)
+    elder, other = waiting(index, "old", "b"), waiting(index, "elsewhere")
+    newcomer = WaitingFetch(FetchRequest(queues=("new", "b", "old")), lambda reply: None)
     index.add(newcomer)
     assert other not in index.with_longest_waiting(index.next_batch())
     assert index.with_longest_waiting([newcomer]) == [elder, newcomer]
-    assert index.mark_tried(elder).queues == (MANY[1], MANY[3])
 
 
 def test_the_index_keeps_nothing_of_removed_fetches():
     index = FetchIndex()
     gone = [waiting(index, *MANY) for _ in range(80)] + [waiting(index, "few")]
-    assert sum(map(len, index._by_queue.values())) == fetch_index.MOST_NAMES + 1
+    assert list(index._by_queue) == ["few"], "a FETCH with many names is in no queue's index"
     for waiting_fetch in gone:
         index.remove(waiting_fetch)
         index.remove(waiting_fetch)
-    assert not any((len(index), index._by_queue, index._untried, index._without_room, index._names))
-
-
-def test_a_large_fetch_over_the_name_limit_is_tried_when_another_ends():
-    index = FetchIndex()
-    inside = [waiting(index, *MANY) for _ in range(50)]
-    late = WaitingFetch(FetchRequest(queues=MANY), lambda reply: None)
-    assert not index.add(late)
-    index.mark_all(None)
-    assert late not in index._untried
-    assert index.add(WaitingFetch(FetchRequest(queues=("few",)), lambda reply: None))
-    assert index.remove(inside[0])
-    assert late in index._untried
+    assert not any((len(index), index._by_queue, index._untried, index._due_polls))
 
 
 class Recording(OrmBroker):
@@ -241,22 +211,21 @@ def test_fetches_with_many_queue_names_do_not_delay_other_clients(recording):
             assert good.ask(push(jid=f"good-{number:04d}", queue="good")) == b"+OK"
             assert json.loads(good.ask("FETCH good"))["jid"] == f"good-{number:04d}"
         for turn in recording.broker.names:
-            assert sum(map(len, turn)) <= 4 * (len(MANY) + 1), "two claims, each with a large FETCH and an older one"
+            assert sum(map(len, turn)) <= len(MANY) + 2, "one large FETCH, and the good client's"
 
 
 @pytest.mark.tuning(fetch_wait_s=600.0)
-def test_a_push_to_one_queue_of_a_large_fetch_is_delivered(recording):
-    clients = [RawClient.identified(recording.address, **worker(f"w{number}")) for number in range(3)]
-    first, second, good = clients
-    for count, client in enumerate([first, second], 1):
+def test_a_job_for_a_waiting_large_fetch_is_found_by_the_next_poll(serve, settings):
+    settings.FAKTORY = {"POLL_INTERVAL": 0.1}
+    server = serve(Recording())
+    clients = [RawClient.identified(server.address, **worker(f"w{number}")) for number in range(3)]
+    for count, client in enumerate(clients[:2], 1):
         client.send(f"FETCH {' '.join(MANY)}")
-        wait_until(lambda count=count: sum(one.is_kept for one in list(recording.fetch_queue._waiting)) == count)
-    del recording.broker.names[:]
-    assert good.ask(push(jid="for-many", queue=MANY[500])) == b"+OK"
-    assert json.loads(first.reply())["jid"] == "for-many", "the FETCH that has waited longest"
-    asked = [queues for turn in recording.broker.names for queues in turn]
-    assert asked
-    assert set(asked) == {(MANY[500],)}
+        wait_until(lambda count=count: len(server.fetch_queue._waiting) == count)
+    for number in range(2):
+        assert clients[2].ask(push(jid=f"for-many-{number}", queue=MANY[500])) == b"+OK"
+    found = {json.loads(client.reply())["jid"] for client in clients[:2]}
+    assert found == {"for-many-0", "for-many-1"}
     for client in clients:
         client.close()
 
@@ -276,7 +245,7 @@ def test_invalid_queue_names_of_a_waiting_fetch_never_reach_a_claim(recording):
         client.close()
     wait_until(lambda: not recording.connection_count)
     index = recording.fetch_queue._waiting
-    wait_until(lambda: not any((len(index), index._by_queue, index._untried)))
+    wait_until(lambda: not any((len(index), index._by_queue, index._untried, index._due_polls)))
     assert {name for turn in recording.broker.names for queues in turn for name in queues} == {"good"}
     prefetch_buffer = recording.prefetch_buffer
     assert not any(

@@ -412,9 +412,10 @@ class TestHandedOut:
 
 def idle(server):
     """Return the number of FETCHes that wait and are in no claim."""
-    waiting = list(server.fetch_queue._waiting)
+    index = server.fetch_queue._waiting
     return sum(
-        not (waiting_fetch.in_claim or waiting_fetch.untried) and waiting_fetch.is_kept for waiting_fetch in waiting
+        waiting_fetch.is_kept and not waiting_fetch.in_claim and waiting_fetch not in index._untried
+        for waiting_fetch in list(index)
     )
 
 
