@@ -34,7 +34,7 @@ class FaktoryConfig(AppConfig):
         # The models' query sets call higher layers, which they must not import (ADR 0037).
         operations = hooks.Operations(
             encode_args=lambda args: encode_call(args, {})[0],
-            execute=lambda verb, jobs: bulk.execute(bulk.Verb(verb), jobs),
+            execute=bulk.execute,
             pause=bulk.pause,
             resume=bulk.resume,
         )

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from datetime import datetime
 from functools import lru_cache
@@ -208,7 +208,7 @@ def filter_kind(kind: FailureKind, *, using: str, state: State = State.DEAD) -> 
     return Job.objects.using(using).in_state(state).filter(errtype=kind.errtype, jobtype=kind.jobtype)
 
 
-def ids_of_kind(jobs: JobQuerySet, kind: FailureKind) -> Iterable[int]:
+def ids_of_kind(jobs: JobQuerySet, kind: FailureKind) -> list[int]:
     """Return the ids of the jobs that failed at the place of this kind, in the order of `jobs`."""
     rows = _with_ends(jobs).values_list("pk", *_ENDS)
     return [pk for pk, beginning, end in rows if _make_kind(kind.errtype, kind.jobtype, beginning, end) == kind]

@@ -13,10 +13,10 @@ from django.urls import reverse
 from django.utils import timezone
 
 from django_faktory.admin.base import format_capped
-from django_faktory.admin.jobs import bulk
+from django_faktory.admin.jobs.bulk_views import COUNTED, count_jobs
 from django_faktory.admin.jobs.changelist import JobAdmin
 from django_faktory.models import Job
-from django_faktory.operations import error_groups
+from django_faktory.operations import bulk, error_groups
 from django_faktory.operations.error_groups import FailureKind
 from tests.admin.pages import words
 from tests.factories import T0, JobFactory
@@ -249,12 +249,13 @@ def test_a_bulk_retry_runs_in_steps_and_ignores_jobs_that_die_later(admin_client
     assert list(Job.objects.dead()) == [later]
 
 
-@pytest.mark.parametrize("scope", [bulk.BulkScope("", KIND), bulk.BulkScope("error:net.Timeout")])
+@pytest.mark.parametrize("scope", [{"kind": KIND}, {"query": "error:net.Timeout"}], ids=str)
 def test_a_count_that_ends_at_its_maximum_is_a_lower_bound(scope):
     [dead(number) for number in range(3)]
-    count = scope.count_jobs("retry", using="default", max_count=2)
-    assert (str(count), format_capped(count, bulk.COUNTED)) == ("2+", "2+")
-    assert str(scope.count_jobs("retry", using="default", max_count=3)) == "3"
+    run = bulk.begin("retry", **scope, using="default")
+    count = count_jobs(run, using="default", max_count=2)
+    assert (str(count), format_capped(count, COUNTED)) == ("2+", "2+")
+    assert str(count_jobs(run, using="default", max_count=3)) == "3"
 
 
 def test_arguments_are_edited_before_a_retry(admin_client):

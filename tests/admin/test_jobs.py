@@ -11,13 +11,14 @@ from django.test.utils import CaptureQueriesContext
 from django.urls import reverse
 from django.utils import timezone
 
-from django_faktory.admin.jobs import bulk
 from django_faktory.admin.jobs.actions import ACTIONS
+from django_faktory.admin.jobs.bulk_views import count_jobs
 from django_faktory.core.histograms import Series
 from django_faktory.models import Batch, Job, JobLock, Tracking
 from django_faktory.models.cron import CronEntry, CronRun
 from django_faktory.models.job import RECENT
 from django_faktory.models.permissions import needs
+from django_faktory.operations import bulk
 from django_faktory.store.statistics import histograms
 from example_project.shop.models import Order
 from tests.admin.pages import words
@@ -118,10 +119,10 @@ def test_a_bulk_action_respects_batch_and_object_filters(admin_client, query):
 
 def test_a_bulk_action_on_recent_jobs_does_not_extend_to_older_ones():
     old, *new = (JobFactory(dead=True, payload='{"args":["x1"]}') for _ in range(3))
-    run = bulk.begin("retry", bulk.BulkScope("dead text:x1 among:2"), total=2, user=0, reason="", using="default")
+    run = bulk.begin("retry", "dead text:x1 among:2", using="default")
     Job.objects.filter(pk=new[-1].pk).retry()  # now the older job is among the newest two
     while not run.is_over:
-        run = bulk.run_steps(run, using="default", chunk_size=1)
+        run = run.step(using="default", size=1)
     assert list(Job.objects.dead()) == [old]
     assert set(Job.objects.enqueued()) == set(new)
 
@@ -162,8 +163,8 @@ def test_user_and_reason_of_an_action_are_logged(admin_client, admin_user):
 def test_a_forged_or_foreign_bulk_step_changes_nothing(admin_client, client):
     JobFactory(dead=True)
     step = reverse("admin:django_faktory_job_all_step")
-    begun = bulk.begin("discard", bulk.BulkScope("dead"), total=1, user=0, reason="", using="default")
-    for sealed in ("", "forged", bulk.dump_signed(begun), bulk.dump_signed(begun)[:-2]):
+    begun = bulk.begin("discard", "dead", user="0", using="default")
+    for sealed in ("", "forged", begun.sign(), begun.sign()[:-2]):
         text = admin_client.post(step, {"run": sealed}, follow=True).content.decode()
         assert "Start it again for the remaining jobs" in text
     assert Job.objects.count() == 1
@@ -324,12 +325,10 @@ def test_a_count_of_recent_jobs_only_is_shown_with_a_plus(admin_client):
     nothing = admin_client.get(address, {"verb": "discard", "q": "task:shop.tasks.other"}).content.decode()
     assert "0+ jobs" in nothing
     assert "Yes, " in nothing, "the query may match older jobs"
-    scope = bulk.BulkScope("task:shop.tasks.mail")
-    counted = scope.count_jobs("discard", using="default")
-    begun = bulk.begin("discard", scope, total=counted, user=0, reason="", using="default")
-    assert begun.percent is None
-    while not begun.is_over:
-        begun = bulk.run_steps(begun, using="default")
+    run = bulk.begin("discard", "task:shop.tasks.mail", using="default")
+    assert str(count_jobs(run, using="default")) == "2+"
+    while not run.is_over:
+        run = run.step(using="default")
     assert not Job.objects.exists()
 
 

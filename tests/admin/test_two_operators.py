@@ -15,9 +15,9 @@ from django.test import Client
 from django.urls import reverse
 from django.utils import timezone
 
-from django_faktory.admin.jobs import bulk
 from django_faktory.models import Job, JobLock, Queue
 from django_faktory.models.cron import CronEntry
+from django_faktory.operations import bulk
 from tests.factories import T0, JobFactory, QueueFactory, WorkerFactory
 
 pytestmark = pytest.mark.django_db(transaction=True)
@@ -105,8 +105,8 @@ def test_two_bulk_runs_on_the_same_jobs_change_each_job_once(two):
         assert page.status_code == 200
         runs.append(bulk.load_signed(read_run(page), user=client.session["_auth_user_id"]))
     while not all(run.is_over for run in runs):  # one step each in turn
-        runs = [bulk.run_steps(run, using="default", max_work_s=0, chunk_size=10) for run in runs]
-    steps = [{"run": bulk.dump_signed(run)} for run in runs]
+        runs = [run.step(using="default", size=10) for run in runs]
+    steps = [{"run": run.sign()} for run in runs]
     texts = [
         client.post(address("job_all_step"), step).content.decode() for client, step in zip(two, steps, strict=True)
     ]
@@ -197,7 +197,7 @@ def test_a_bulk_run_can_be_continued_after_the_same_user_has_logged_in_again(two
     JobFactory.create_batch(25, dead=True)
     page = ada.post(f"{address('job_all')}?verb=retry&state=dead")
     begun = bulk.load_signed(read_run(page), user=ada.session["_auth_user_id"])
-    run = bulk.dump_signed(bulk.run_steps(begun, using="default", max_work_s=0, chunk_size=10))
+    run = begun.step(using="default", size=10).sign()
     ada.logout()
     log_in_again(ada, ada.post(address("job_all_step"), {"run": run}))
     assert Job.objects.dead().count() == 15

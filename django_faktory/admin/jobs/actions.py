@@ -5,7 +5,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from typing import NamedTuple
 
 from django.http import HttpRequest
@@ -14,7 +13,6 @@ from django.utils.translation import gettext_lazy as _
 from ...core.lifecycle import State
 from ...models import Job, permissions
 from ...operations import bulk
-from ...operations.bulk import Verb
 from ..formats import StrOrPromise
 
 
@@ -25,7 +23,6 @@ class JobAction(NamedTuple):
     done_label: StrOrPromise
     needs: str
     """Name of the action in `permissions.ACTIONS`, such as `job.retry`."""
-    states: frozenset[State]
     warning: StrOrPromise = ""
     """Consequence that the confirmation page states; without one the action needs no confirmation."""
     list_label: StrOrPromise = ""
@@ -36,33 +33,30 @@ class JobAction(NamedTuple):
         return permissions.may(request.user, self.needs)
 
 
-# Scheduled and retrying jobs of the queue stay, as after QUEUE REMOVE (W24); the queue and its pause stay too.
-_CLEARED = frozenset({State.ENQUEUED, State.BLOCKED})
-
 ACTIONS = {
-    "retry": JobAction(_("Retry now"), _("Retried"), "job.retry", bulk.STATES[Verb.RETRY]),
-    "requeue": JobAction(_("Run now"), _("Run manually"), "job.requeue", bulk.STATES[Verb.REQUEUE]),
+    "retry": JobAction(_("Retry now"), _("Retried"), "job.retry"),
+    "requeue": JobAction(_("Run now"), _("Run manually"), "job.requeue"),
     "cancel": JobAction(
-        _("Cancel"), _("Cancelled"), "job.cancel", bulk.STATES[Verb.CANCEL],
+        _("Cancel"), _("Cancelled"), "job.cancel",
         _("Waiting jobs are discarded. Running jobs are stopped within seconds (Python workers only)."),
         _("Cancel (discard waiting jobs, stop running ones)"),
     ),
     "kill": JobAction(
-        _("Kill"), _("Killed"), "job.kill", bulk.STATES[Verb.KILL],
+        _("Kill"), _("Killed"), "job.kill",
         _("They move to the dead jobs and do not run unless someone retries them."),
     ),
     "discard": JobAction(
-        _("Discard"), _("Discarded"), "job.discard", bulk.STATES[Verb.DISCARD],
+        _("Discard"), _("Discarded"), "job.discard",
         _("They are removed without running. This cannot be undone."),
         _("Discard (remove without running)"),
     ),
     "prune": JobAction(
-        _("Delete"), _("Deleted"), "job.prune", bulk.STATES[Verb.PRUNE],
+        _("Delete"), _("Deleted"), "job.prune",
         _("Their history and results are deleted. This cannot be undone."),
         _("Delete finished jobs"),
     ),
     "clear": JobAction(
-        _("Clear"), _("Cleared"), "queue.clear", _CLEARED,
+        _("Clear"), _("Cleared"), "queue.clear",
         _(
             "All waiting jobs in this queue are discarded. Its scheduled and retrying jobs, the queue itself and its "
             "pause stay. This cannot be undone."
@@ -70,16 +64,6 @@ ACTIONS = {
     ),
 }  # fmt: skip
 """Actions by the name used in URLs and buttons. `clear` acts on the jobs of a queue, the other actions on any job."""
-
-
-def execute(name: str, ids: Sequence[int]) -> int:
-    """Perform the action on these jobs; return the number of jobs changed.
-
-    Jobs in a state that the action does not accept are skipped.
-    """
-    # By id: rows read earlier may have changed, and each operation checks the state in its UPDATE.
-    jobs = Job.objects.filter(pk__in=ids)
-    return bulk.execute(Verb.DISCARD if name == "clear" else Verb(name), jobs)
 
 
 def get_allowed_actions(job: Job, request: HttpRequest) -> list[tuple[str, JobAction]]:
@@ -90,7 +74,7 @@ def get_allowed_actions(job: Job, request: HttpRequest) -> list[tuple[str, JobAc
     allowed = [
         (name, action)
         for name, action in ACTIONS.items()
-        if name != "clear" and job.state in action.states and action.is_allowed(request)
+        if name != "clear" and job.state in bulk.STATES[name] and action.is_allowed(request)
     ]
     names = [name for name, _action in allowed]
     superfluous = {"requeue"} if "retry" in names else set()

@@ -19,7 +19,7 @@ from ...core.lifecycle import FAILED, State
 from ...core.queries import Query
 from ...errors import InvalidQuery
 from ...models import Job, JobQuerySet, Queue
-from ...operations import job_summaries, searches, task_names
+from ...operations import bulk, job_summaries, searches, task_names
 from ...tasks import redaction
 from ..base import CappedPaginator, SafeChangeList
 from ..formats import StrOrPromise, error_text, event_time_of, format_number, render_time, render_with_detail
@@ -28,8 +28,7 @@ from ..labels import STATES
 from ..links import jobs_link, page_url
 from ..object_actions import add_list_actions
 from . import actions as job_actions
-from . import bulk
-from .bulk_views import BulkViews
+from .bulk_views import BulkViews, build_query, parse_search
 from .detail_views import JobViews
 from .error_views import ErrorViews
 from .run_views import RunViews, run_link
@@ -117,7 +116,7 @@ class JobAdmin(JobViews, RunViews, ErrorViews, BulkViews):
         if not isinstance(queryset, JobQuerySet):
             return queryset, False
         try:
-            query = bulk.build_query(request.GET, bulk.parse_search(search_term))
+            query = build_query(request.GET, parse_search(search_term))
         except InvalidQuery as error:
             self.message_user(request, error_text(error), messages.ERROR)
             # Not all jobs: a bulk action could follow on a list that the query did not restrict.
@@ -156,7 +155,7 @@ class JobAdmin(JobViews, RunViews, ErrorViews, BulkViews):
             for name, action in job_actions.ACTIONS.items()
             if name != "clear" and action.is_allowed(request)
         ]
-        offered = [(name, action) for name, action in allowed if not state or state in action.states]
+        offered = [(name, action) for name, action in allowed if not state or state in bulk.STATES[name]]
         page_context = {
             "tabs": tabs,
             "bulk_actions": offered,
@@ -258,9 +257,9 @@ class JobAdmin(JobViews, RunViews, ErrorViews, BulkViews):
             if confirmation is not None:
                 return confirmation
         # The selection may be older than the states of its jobs: jobs in another state are not changed.
-        changed = job_actions.execute(verb, [job.pk for job in jobs])
+        changed = bulk.execute(verb, Job.objects.filter(pk__in=[job.pk for job in jobs]))
         if changed:  # else another user was faster
-            log_action(request, [job for job in jobs if job.state in action.states], action.done_label)
+            log_action(request, [job for job in jobs if job.state in bulk.STATES[verb]], action.done_label)
         unchanged = len(jobs) - changed
         text = ngettext("%(done)s %(number)s job.", "%(done)s %(number)s jobs.", changed)
         text %= {"done": action.done_label, "number": format_number(changed)}

@@ -18,7 +18,7 @@ from ...core.json.jsontext import compact, decode, encode
 from ...errors import FaktoryError, InvalidPayload
 from ...models import Job
 from ...models.permissions import may_see
-from ...operations import edit
+from ...operations import bulk, edit
 from ...operations.signatures import bind, find_task
 from ...store import texts
 from ...tasks import redaction
@@ -107,7 +107,7 @@ class JobViews(ReadOnlyAdmin):
             )
             if confirmation is not None:
                 return confirmation
-        changed = actions.execute(verb, [job.pk])
+        changed = bulk.execute(verb, Job.objects.filter(pk=job.pk))
         if changed:
             log_action(request, [job], action.done_label)
             self.message_user(request, f"{action.done_label}: {job.jid}", messages.SUCCESS)

@@ -33,7 +33,7 @@ from ..labels import STATES
 from ..links import jobs_link, page_url, row_link
 from ..overview.charts import Chart, Point, build_chart
 from . import actions
-from . import bulk as bulk_actions
+from .bulk_views import COUNTED
 
 JOBS_SHOWN = 20
 GROUPS_SHOWN = 200
@@ -74,19 +74,15 @@ class ErrorViews(ReadOnlyAdmin):
         """Show a group: a test of one job, actions on all, the latest traceback and the latest jobs."""
         self._require_view_permission(request)
         using, kind = conf.get("DATABASE"), _parse_kind(request)
-        scope = bulk_actions.BulkScope("", kind)
         # The place is not a column: read the newest ids and compare the places of their jobs.
-        ids = list(
-            error_groups.ids_of_kind(
-                error_groups.filter_kind(kind, using=using).order_by(*LATEST_FAILURE)[: bulk_actions.COUNTED + 1], kind
-            )
-        )
+        dead = error_groups.filter_kind(kind, using=using).order_by(*LATEST_FAILURE)
+        ids = error_groups.ids_of_kind(dead[: COUNTED + 1], kind)
         latest = _read_jobs(ids[:JOBS_SHOWN])
         retrying = error_groups.filter_kind(kind, using=using, state=State.RETRIES)
-        retrying_ids = list(error_groups.ids_of_kind(retrying.order_by(*LATEST_FAILURE)[: RETRIES_COUNTED + 1], kind))
+        retrying_ids = error_groups.ids_of_kind(retrying.order_by(*LATEST_FAILURE)[: RETRIES_COUNTED + 1], kind)
         failed = latest or _read_jobs(retrying_ids[:JOBS_SHOWN])
         retry = actions.ACTIONS["retry"]
-        count_text = format_capped(len(ids), bulk_actions.COUNTED)
+        count_text = format_capped(len(ids), COUNTED)
         return self.page(
             request,
             "error",
@@ -96,7 +92,6 @@ class ErrorViews(ReadOnlyAdmin):
             last_retry_at=_find_last_retry(retrying_ids),
             may_kill=actions.ACTIONS["kill"].is_allowed(request),
             kind=kind,
-            scope=scope,
             count=len(ids),
             count_text=count_text,
             latest=latest,

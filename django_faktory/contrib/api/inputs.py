@@ -119,7 +119,10 @@ class BulkRequestSerializer(ReasonSerializer):
     """An action on the jobs of a query, one bounded part at a time."""
 
     query = serializers.CharField(
-        max_length=queries.MAX_TEXT, help_text="Which jobs, such as `dead queue:mail error:Timeout`."
+        max_length=queries.MAX_TEXT,
+        required=False,
+        allow_blank=True,
+        help_text="Which jobs, such as `dead queue:mail error:Timeout`.",
     )
     limit = serializers.IntegerField(
         min_value=1,
@@ -127,8 +130,20 @@ class BulkRequestSerializer(ReasonSerializer):
         default=1000,
         help_text="Maximum number of jobs of this part, oldest first; they are changed in transactions of at most 500.",
     )
-    # The cursor has two ids: of the last job of the previous part, and of the last job that belongs to the action.
-    after = serializers.RegexField(r"^\d{1,18}-\d{1,18}\Z", required=False, help_text="`next` of the previous part.")
+    like = serializers.CharField(
+        max_length=255,
+        required=False,
+        help_text="Instead of a query: the jobs that failed like this one, by its jid. For retry, kill and discard.",
+    )
+    per_minute = serializers.IntegerField(
+        min_value=1,
+        max_value=1_000_000,
+        required=False,
+        help_text="For retry: workers get at most so many in a minute.",
+    )
+    after = serializers.CharField(
+        max_length=20_000, required=False, help_text="`next` of the previous part, which has its query and its pace."
+    )
     dry_run = serializers.BooleanField(default=False, help_text="Count the matching jobs and change none.")
 
 

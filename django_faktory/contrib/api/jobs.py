@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any, ClassVar
 
-from django.db.models import Max
+from django.core.signing import BadSignature
 from drf_spectacular.utils import extend_schema_view
 from rest_framework import status
 from rest_framework.decorators import action
@@ -14,11 +14,12 @@ from rest_framework.mixins import ListModelMixin, RetrieveModelMixin
 from rest_framework.request import Request
 from rest_framework.response import Response
 
+from ...core.lifecycle import FAILED
 from ...core.queries import Query
 from ...models import Job, JobQuerySet
 from ...models.permissions import forbidden_query_fields
-from ...operations import bulk, task_names
-from ...operations.bulk import Verb
+from ...operations import bulk, error_groups, task_names
+from ...operations.bulk import Run, Verb
 from ...operations.edit import Changes, check_call, edit
 from ...operations.serializers import SHORT, whole_job_of
 from ...tasks import base
@@ -229,47 +230,67 @@ class Jobs(ListModelMixin, RetrieveModelMixin, Resource):
             raise PermissionDenied(
                 f"query: queries with these keys require the permission to view jobs: {', '.join(forbidden_keys)}"
             )
-        if is_dry and not self.may_see:
-            raise PermissionDenied("dry_run: requires the permission to view jobs")
+        if is_dry:
+            self._require_view("dry_run")
+
+    def _require_view(self, member: str) -> None:
+        if not self.may_see:
+            raise PermissionDenied(f"{member}: requires the permission to view jobs")
 
     def _execute_on_many(self, request: Request, verb: Verb) -> Response:
         validated = self.read_input(inputs.BulkRequestSerializer)
-        query = query_of(validated["query"])
-        self._refuse_to_reveal(query, is_dry=validated["dry_run"])
-        # An empty query would mean every job: a client that forgets the query must not delete everything.
-        if query.is_empty:
-            legal = " or ".join(sorted(bulk.STATES[verb]))
-            raise ValidationError({"query": f"expected one; such as {legal} for all of these"})
-        matching = Job.objects.using(get_alias()).matching(query).in_state(*bulk.STATES[verb])
+        user, using = str(request.user.pk), get_alias()
+        run = _continue(validated, verb, user) if "after" in validated else self._begin(validated, verb, user)
+        self._refuse_to_reveal(run.query, is_dry=validated["dry_run"])
+        if run.kind is not None:
+            self._require_view("like")
         if validated["dry_run"]:
-            count = matching.count_up_to(COUNTED)
-            return Response({"query": str(query), "found": count, "changed": 0, "next": None})
-        part, cursor = _select_part(matching, validated)
-        operation = bulk.begin(verb, part)
-        changed = sum(operation.steps)
+            rows = run.rows(using=using).filter(pk__gt=run.after, pk__lte=run.upto)
+            count = rows.count_up_to(COUNTED)
+            if run.kind is not None:
+                count = len(error_groups.ids_of_kind(rows.order_by("pk")[:COUNTED], run.kind))
+            return Response({"query": str(run.query), "found": count, "changed": 0, "next": None})
+        part, last = run, run.placed + validated["limit"]
+        while not part.is_over and part.placed < last:
+            part = part.step(using=using, size=last - part.placed)
+        found, changed = part.placed - run.placed, part.changed - run.changed
         # One entry for the whole part: a part has up to 5,000 jobs. An empty part changed nothing that could be logged.
         if changed:
             record_change(
-                request, Job, f"{_DONE_LABELS[verb]} {changed} jobs", name=str(query), reason=validated["reason"]
+                request, Job, f"{_DONE_LABELS[verb]} {changed} jobs", name=run.scope, reason=validated["reason"]
             )
-        return Response({"query": str(query), "found": operation.total, "changed": changed, "next": cursor})
+        cursor = None if part.is_over else part.sign()
+        return Response({"query": str(run.query), "found": found, "changed": changed, "next": cursor})
+
+    def _begin(self, validated: dict[str, Any], verb: Verb, user: str) -> Run:
+        query, kind = query_of(validated.get("query", "")), None
+        if "like" in validated:
+            if not query.is_empty:
+                raise ValidationError({"like": "expected no query beside it"})
+            self._require_view("like")  # before the job is read: an answer would show whether it exists
+            if verb not in (Verb.RETRY, Verb.KILL, Verb.DISCARD):
+                raise ValidationError({"like": "expected retry, kill or discard"})
+            job = Job.objects.using(get_alias()).in_state(*FAILED).filter(jid=validated["like"]).first()
+            if job is None:
+                raise ValidationError({"like": "expected the jid of a dead or retrying job"})
+            kind = error_groups.read_kind(job)
+        # An empty query would mean every job: a client that forgets the query must not delete everything.
+        elif query.is_empty:
+            legal = " or ".join(sorted(bulk.STATES[verb]))
+            raise ValidationError({"query": f"expected one; such as {legal} for all of these"})
+        per_minute = validated.get("per_minute")
+        if per_minute and verb is not Verb.RETRY:
+            raise ValidationError({"per_minute": "expected with retry only"})
+        every_s = 60 / per_minute if per_minute else 0.0
+        return bulk.begin(verb, query, kind=kind, every_s=every_s, user=user, using=get_alias())
 
 
-def _select_part(matching: JobQuerySet, validated: dict[str, Any]) -> tuple[JobQuerySet, str | None]:
-    """Return the next part of the matching jobs, oldest first, and the cursor of the part after it.
-
-    Jobs pushed after the first part was read are left out: the cursor carries the highest id of that time. The cursor
-    is None after the last part.
-    """
-    if "after" in validated:
-        after_id, last_id = map(int, validated["after"].split("-"))
-    else:
-        # Fixed for all parts: otherwise jobs pushed meanwhile could keep the action from ending.
-        after_id, last_id = 0, Job.objects.using(matching.db).aggregate(last=Max("pk"))["last"] or 0
-    remaining = matching.filter(pk__gt=after_id, pk__lte=last_id).order_by("pk")
-    # One more than the limit shows whether another part follows, without a count.
-    ids = list(remaining.values_list("pk", flat=True)[: validated["limit"] + 1])
-    part_ids = ids[: validated["limit"]]
-    # Select by id: evaluating the same limit again could return other rows.
-    jobs = Job.objects.using(matching.db).filter(pk__in=part_ids)
-    return jobs, f"{part_ids[-1]}-{last_id}" if len(ids) > len(part_ids) else None
+def _continue(validated: dict[str, Any], verb: Verb, user: str) -> Run:
+    """Return the run that `next` of its latest part has. The query may be sent again, but not another one."""
+    try:
+        run = bulk.load_signed(validated["after"], user=user)
+    except BadSignature:
+        run = None
+    if run is None or run.verb != verb or str(query_of(validated.get("query", ""))) not in ("", str(run.query)):
+        raise ValidationError({"after": "expected `next` of an earlier part of the same action, at most a day old"})
+    return run

@@ -102,17 +102,17 @@ def mutate(
     return _by_ids(jobs, target, change, sizes)
 
 
-def change(
-    jobs: JobQuerySet, states: Collection[State], change: Change, *, sizes: StepSizes = DEFAULT_SIZES
-) -> tuple[int, Iterator[Step]]:
-    """Return the number of these jobs in one of the states, and the steps that apply `change` to them.
+def read_ids(jobs: JobQuerySet, states: Collection[State], *, portion_size: int = PORTION) -> Sequence[int]:
+    """Return the ids of these jobs in one of the states.
 
-    A slice cannot be filtered further: its states are checked in each step only, and its number includes all jobs.
+    A slice cannot be filtered further: its states are checked by `change` only.
     """
-    # Ids only, read before the first step: a job that enters a matching state during the steps is not changed.
-    ids = _read_ids(jobs if jobs.query.is_sliced else jobs.in_state(*states), sizes.portion)
-    select_unchanged = partial(_still_in, jobs.db, states=states)
-    return len(ids), (partial(_change, select_unchanged(chunk), change) for chunk in chunks(ids, sizes.chunk))
+    return _read_ids(jobs if jobs.query.is_sliced else jobs.in_state(*states), portion_size)
+
+
+def change(ids: Sequence[int], states: Collection[State], change: Change, *, using: str) -> int:
+    """Apply `change` to the jobs that are still in one of the states, as one step; return the number changed."""
+    return _change(_still_in(using, ids, states), change) if ids else 0
 
 
 def remove_queues(queues: Sequence[str] | None, *, using: str, sizes: StepSizes = DEFAULT_SIZES) -> Iterator[Step]:

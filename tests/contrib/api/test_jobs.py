@@ -1,5 +1,6 @@
 """Jobs through the API: search by query language, enqueue, edit, and actions on one job or many."""
 
+import json
 from base64 import b64encode
 from datetime import timedelta
 from urllib.parse import urlencode
@@ -356,7 +357,9 @@ def test_a_dry_run_counts_matching_jobs_and_changes_none(as_root, verb):
         {"query": "dead", "limit": 10**30},
         {"query": "dead", "limit": 0},
         {"query": "dead", "after": "1"},
-        {"query": "dead", "after": "9" * 30 + "-1"},
+        {"query": "dead", "per_minute": 10},
+        {"like": "no such job"},
+        {"query": "dead", "like": "no such job"},
         {"query": "queue:\x00"},
         {"query": "dead", "dry_run": "perhaps"},
         {"query": ["dead"]},
@@ -368,6 +371,51 @@ def test_an_invalid_bulk_action_is_rejected_and_changes_nothing(as_root, body):
     job_in("dead")
     assert as_root("POST", "jobs/bulk/kill/", body).status == 400
     assert Job.objects.get().state == "dead"
+
+
+def test_a_bulk_retry_spreads_its_jobs_over_all_parts_at_its_pace(as_root):
+    for _ in range(5):
+        job_in("dead")
+    answer = as_root("POST", "jobs/bulk/retry/", {"query": "dead", "limit": 2, "per_minute": 30})
+    while after := answer.data["next"]:
+        answer = as_root("POST", "jobs/bulk/retry/", {"limit": 2, "after": after})
+    times = list(Job.objects.retries().order_by("pk").values_list("run_at", flat=True))
+    assert [time - times[0] for time in times] == [timedelta(seconds=2 * place) for place in range(5)]
+
+
+def test_a_bulk_retry_of_jobs_that_failed_like_one_takes_only_these(as_root):
+    def failed(message, **fields):
+        failure = json.dumps({"message": message, "backtrace": []}, separators=(",", ":"))
+        return job_in("dead", errtype="E", failure=failure, **fields)
+
+    alike, others = (
+        [failed(f"order {number}") for number in range(3)],
+        [failed("other"), failed("order 1", jobtype="x")],
+    )
+    body = {"like": alike[0].jid, "dry_run": True}
+    assert as_root("POST", "jobs/bulk/retry/", body).data["found"] == 3
+    first = as_root("POST", "jobs/bulk/retry/", {"like": alike[0].jid, "limit": 2}).data
+    assert (first["query"], first["changed"]) == ("", 2)
+    assert as_root("POST", "jobs/bulk/retry/", {"after": first["next"]}).data["changed"] == 1
+    assert set(Job.objects.dead()) == set(others)
+    assert as_root("POST", "jobs/bulk/prune/", body).status == 400
+
+
+def test_the_next_part_of_a_bulk_action_belongs_to_its_user_verb_and_query(api, as_root, user):
+    for _ in range(2):
+        job_in("dead")
+    after = as_root("POST", "jobs/bulk/kill/", {"query": "dead", "limit": 1}).data["next"]
+    other = user("view_job", "kill_job")
+    for verb, body, by in (("discard", {}, None), ("kill", {"query": "retries"}, None), ("kill", {}, other)):
+        answer = api("POST", f"jobs/bulk/{verb}/", {**body, "after": after}, by=by)
+        assert (answer.status, answer.data["errors"][0]["field"]) == (400, "after")
+    assert Job.objects.dead().count() == 2
+
+
+def test_like_needs_permission_to_view_jobs(api, user):
+    job = job_in("dead")
+    answer = api("POST", "jobs/bulk/retry/", {"like": job.jid}, by=user("retry_job"))
+    assert (answer.status, Job.objects.get().state) == (403, "dead")
 
 
 # --- editing

@@ -96,7 +96,7 @@ def test_each_method_of_each_address_refuses_an_unknown_member(as_root):
             "jobs/bulk/prune/",
             {"query": "dead", "max": 1},
             {},
-            "max: unknown member; expected reason, query, limit, after, dry_run",
+            "max: unknown member; expected reason, query, limit, like, per_minute, after, dry_run",
         ),
         ("POST", "jobs/bulk/prune/", {"query": "dead"}, {"dry_run": "1"}, "dry_run: unknown parameter; expected none"),
         ("GET", "jobs/", None, {"sate": "dead"}, "sate: unknown parameter; did you mean state?"),

@@ -1,22 +1,27 @@
 """Rescheduling of failed jobs, and a trial run of one of them."""
 
-from datetime import timedelta
+from datetime import UTC, datetime, timedelta
 
 import pytest
 
 from django_faktory.models import Job
 from django_faktory.operations import bulk
 from django_faktory.store.jobs import transitions
-from tests.factories import T0, JobFactory
+from tests.factories import JobFactory
 
 pytestmark = pytest.mark.django_db
 
 
 def test_failed_jobs_are_rescheduled_at_intervals_in_their_order():
-    ids = [JobFactory(dead=True).pk for _ in range(3)] + [JobFactory(working=True).pk]
-    assert bulk.spread(ids, first_at=T0, every_s=10, using="default", chunk_size=2) == 3
+    [JobFactory(dead=True) for _ in range(3)]
+    JobFactory(working=True)
+    run = bulk.begin("retry", every_s=10, using="default")
+    while not run.is_over:
+        run = run.step(using="default", size=2)
+    assert (run.placed, run.changed) == (3, 3)
     found = list(Job.objects.retries().order_by("pk").values_list("run_at", "finished_at", "purge_at", "wid"))
-    assert found == [(T0 + timedelta(seconds=10 * place), None, None, "") for place in range(3)]
+    began = datetime.fromtimestamp(run.first_at, UTC)
+    assert found == [(began + timedelta(seconds=10 * place), None, None, "") for place in range(3)]
     assert transitions.defer({}, using="default") == 0
 
 

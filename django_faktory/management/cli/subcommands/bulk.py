@@ -7,18 +7,13 @@ a set, and jids or one task.
 from __future__ import annotations
 
 import argparse
-from datetime import timedelta
-
-from django.utils import timezone
 
 from ....core.lifecycle import State
 from ....core.mutation import TARGETS, Mutation
 from ....core.queries import Query
-from ....models import Job, JobQuerySet
 from ....operations import bulk
-from ....operations.bulk import BulkOperation, Verb
+from ....operations.bulk import Run, Verb
 from ....store.batches import batches
-from ....store.jobs.bulk import CHUNK
 from ....store.maintenance import due
 from ..screen import quantity, span
 from ..subcommand import INTERRUPTED, NOTHING, OK, Invocation, Subcommand, Unsupported, note_unknown_names, whole
@@ -56,75 +51,46 @@ def _run_operation(call: Invocation) -> int:
         raise Unsupported(
             f"{verb}: expected a query; such as {' or '.join(sorted(bulk.STATES[verb]))} for all of these"
         )
-    # MUTATE affects no running jobs, and can neither cancel jobs nor set their times: `_begin` rejects these requests.
+    # MUTATE affects no running jobs, and can neither cancel jobs nor set their times: `require_alias` rejects these.
     if call.alias is None and verb is not Verb.CANCEL and not call.options.get("per_minute"):
         return _run_on_remote_server(call, verb, query)
-    operation = _begin(call, verb, query)
-    if not operation.total:
+    using, options = call.require_alias(), call.options
+    every_s = 60 / options["per_minute"] if options.get("per_minute") else 0.0
+    run = bulk.begin(verb, query, newest=options["limit"], every_s=every_s, using=using)
+    rows = run.rows(using=using).filter(pk__gt=run.after, pk__lte=run.upto)
+    total = rows.count()
+    if not total:
         note_unknown_names(call, query)
-    if call.options["dry_run"]:
-        _print_result(call, query, 0, total=operation.total)
-        return OK if operation.total else NOTHING
-    if operation.total and verb in _NEED_CONFIRMATION:
-        call.require_confirmation(f"{verb} {quantity(operation.total, 'job')} ({query})?")
-    return _execute(call, query, operation)
+    if options["dry_run"]:
+        _print_result(call, query, 0, total=total)
+        return OK if total else NOTHING
+    if total and verb in _NEED_CONFIRMATION:
+        call.require_confirmation(f"{verb} {quantity(total, 'job')} ({query})?")
+    return _execute(call, query, run, total)
 
 
-def _begin(call: Invocation, verb: Verb, query: Query) -> BulkOperation:
-    jobs = Job.objects.using(call.require_alias()).matching(query)
-    if call.options["limit"]:
-        # Legal states first: the limit must count jobs that the operation accepts.
-        jobs = jobs.in_state(*bulk.STATES[verb]).order_by("-pk")[: call.options["limit"]]
-    per_minute = call.options.get("per_minute")
-    return _begin_paced(jobs, per_minute) if per_minute else bulk.begin(verb, jobs)
-
-
-def _execute(call: Invocation, query: Query, operation: BulkOperation) -> int:
-    changed = steps = 0
+def _execute(call: Invocation, query: Query, run: Run, total: int) -> int:
+    using, limit = call.require_alias(), call.options["limit"] or total
     try:
-        with call.screen.progress(call.name, operation.total) as advance:
-            for count in operation.steps:
-                changed, steps = changed + count, steps + 1
-                advance(count)
+        with call.screen.progress(call.name, total) as advance:
+            while total and not run.is_over and run.placed < limit:
+                placed = run.placed
+                run = run.step(using=using, size=limit - placed)
+                advance(run.placed - placed)
     # Each step is its own transaction: report the finished ones, so that the same command can continue.
     except KeyboardInterrupt:
-        left = max(operation.total - steps * CHUNK, 0)
-        _print_result(call, query, changed, total=operation.total, left=left)
-        call.screen.note(f"stopped; {_how_to_continue(call, steps * CHUNK, left)}")
+        left = max(total - run.placed, 0)
+        _print_result(call, query, run.changed, total=total, left=left)
+        # The oldest come first, so the newest are left, which a smaller limit selects. A second run that starts earlier
+        # would give workers jobs of both runs at the same time.
+        again = f"with --limit {left}" if call.options["limit"] else "again"
+        pace = f" in {span(run.placed * run.every_s)} to continue at this pace" if run.every_s else " to continue"
+        call.screen.note(f"stopped; run the same command {again}{pace}" if left else "stopped; no job is left")
         return INTERRUPTED
-    _print_result(call, query, changed, total=operation.total)
-    if changed and (per_minute := call.options.get("per_minute")):
-        call.screen.note(f"the last one runs in {span((operation.total - 1) * 60 / per_minute)}")
-    return OK if changed else NOTHING
-
-
-def _how_to_continue(call: Invocation, done: int, left: int) -> str:
-    if not left:
-        return "no job is left"
-    # The oldest come first, so the newest are left, which a smaller limit selects.
-    command = f"run the same command {f'with --limit {left}' if call.options['limit'] else 'again'}"
-    if not (done and (per_minute := call.options.get("per_minute"))):
-        return f"{command} to continue"
-    # A second run that starts earlier would give workers jobs of both runs at the same time.
-    return f"{command} in {span(done * 60 / per_minute)} to continue at this pace"
-
-
-def _begin_paced(jobs: JobQuerySet, per_minute: int) -> BulkOperation:
-    """Return the steps that defer failed jobs, so that workers get `per_minute` of them in a minute."""
-    if not jobs.query.is_sliced:
-        jobs = jobs.in_state(*bulk.STATES[Verb.RETRY]).order_by("pk")
-    # Oldest first, as in the admin.
-    ids, every_s, now = sorted(jobs.values_list("pk", flat=True)), 60 / per_minute, timezone.now()
-    return BulkOperation(
-        len(ids),
-        (
-            bulk.spread(
-                ids[start : start + CHUNK], first_at=now + timedelta(seconds=every_s * start), every_s=every_s,
-                using=jobs.db,
-            )
-            for start in range(0, len(ids), CHUNK)
-        ),
-    )  # fmt: skip
+    _print_result(call, query, run.changed, total=total)
+    if run.changed and run.every_s:
+        call.screen.note(f"the last one runs in {span((run.placed - 1) * run.every_s)}")
+    return OK if run.changed else NOTHING
 
 
 def _print_result(call: Invocation, query: Query, changed: int | None, *, total: int | None, left: int = 0) -> None:
