@@ -173,7 +173,7 @@ def test_a_forged_or_foreign_bulk_step_changes_nothing(admin_client, client):
 @pytest.mark.parametrize("verb", ACTIONS)
 def test_each_step_of_a_bulk_action_checks_the_user_and_permission_again(client, verb):
     """Check for a permission that was revoked in between, and for a form that another user received."""
-    job = JobFactory(**dict.fromkeys({min(ACTIONS[verb].states)} - {"enqueued"}, True))
+    job = JobFactory(**dict.fromkeys({min(bulk.STATES[verb])} - {"enqueued"}, True))
     codename = needs(ACTIONS[verb].needs).partition(".")[2]
     user, another = (staff_user("view_job", codename) for _ in range(2))
     client.force_login(user)
