@@ -7,15 +7,14 @@ from collections.abc import Sequence
 from django.db import connections
 
 from ..models import JobQuerySet
-from .dialects.base import JOB, marks
+from .dialects import dialect_of
 
 
 def delete_locked(jobs: JobQuerySet, ids: Sequence[int] | None = None) -> int:
     """Delete these jobs and return their number. The caller has locked the rows, if the database has row locks.
 
-    Pass the `ids` of exactly these rows if they are known: it saves a query on MariaDB. There a DELETE waits for each
-    locked row that its plan reads, and if the jobs are most of a small table, `jobs.delete()` scans all rows. With
-    LIMIT it looks up each id (MariaDB 10.11).
+    Pass the `ids` of exactly these rows if they are known: it saves a query on MariaDB, where `jobs.delete()` may wait
+    for rows of others (`MariadbDialect.delete`).
     """
     connection = connections[jobs.db]
     if connection.vendor != "mysql":
@@ -26,5 +25,4 @@ def delete_locked(jobs: JobQuerySet, ids: Sequence[int] | None = None) -> int:
     if not ids:
         return 0
     with connection.cursor() as cursor:
-        cursor.execute(f"DELETE FROM {JOB} WHERE id IN ({marks(ids)}) LIMIT {len(ids)}", ids)
-        return int(cursor.rowcount)
+        return dialect_of(connection).delete(cursor, ids)

@@ -21,20 +21,15 @@ from ...core.job_parser import parse_job
 from ...core.json import jsontext
 from ...core.lifecycle import GONE, State
 from ...core.logs import get_logger
-from ...core.payloads import Ack
 from ...models import Batch, Job, JobQuerySet
-from ..deletion import delete_locked
-from ..dialects import clock_of, dialect_of
-from ..dialects.base import Ended, EndedRun, Tally, holds
+from ..dialects import clock_of
+from ..dialects.base import RunningJob
 from ..jobs import unique_push
-from ..limits import limiters
-from ..locks import locks
 from ..transactions import after_commit
 from . import membership
 
 logger = get_logger(__name__)
 
-_HOLDER_FIELDS = ("wid", "attempt", "result_ttl", "queue", "jobtype", "started_at", "lock_key", "lock_token", "permits")
 FIELDS = ("id", "jid", "bid", "callback_of", "has_run", "counts_failed")
 """Columns of a job that `record_changes` reads."""
 COUNTER_FIELDS = ("pending", "unrun", "failed", "open_children", "unsucceeded_children", "is_broken")
@@ -47,7 +42,7 @@ HAS_BATCH = Q(bid__isnull=False) | Q(callback_of__isnull=False)
 class Change(NamedTuple):
     """A job of a batch that moved to another state or was deleted."""
 
-    job: Job
+    job: Job | RunningJob
     """The job with `FIELDS` as they were before the change."""
     to: State | None
     succeeded: bool = False
@@ -130,7 +125,7 @@ def _count_change(connection: BaseDatabaseWrapper, change: Change) -> batch_rule
         change.to, has_run=job.has_run, counts_failed=job.counts_failed, succeeded=change.succeeded
     )
     if change.to in (State.RETRIES, State.DEAD) and not (job.has_run and job.counts_failed):
-        Job.objects.using(connection.alias).filter(pk=job.pk).update(has_run=True, counts_failed=True)
+        Job.objects.using(connection.alias).filter(pk=job.id).update(has_run=True, counts_failed=True)
     return counted
 
 
@@ -220,49 +215,3 @@ def _fire(connection: BaseDatabaseWrapper, callback_kind: Kind, batch: Batch, no
     for callback in on_callback:
         after_commit(connection.alias, callback, connection.alias, {job.queue})
     return job.jid
-
-
-def end(connection: BaseDatabaseWrapper, acks: Sequence[Ack], now: datetime | None) -> Ended:
-    """End jobs that belong to batches or hold locks or permits, which `Dialect.end` leaves unchanged.
-
-    Call it inside a transaction. Locks and permits are read from the locked rows. Each jid counts once; repeated
-    acknowledgements count as late.
-    """
-    dialect = dialect_of(connection)
-    jobs = Job.objects.using(connection.alias)
-    working = jobs.in_state(State.WORKING).filter(jid__in={ack.jid for ack in acks}).order_by("id")
-    rows = {job.jid: job for job in working.only(*FIELDS, *_HOLDER_FIELDS).select_for_update()}
-    ack_by_jid: dict[str, Ack] = {}
-    for ack in acks:
-        job = rows.get(ack.jid)
-        if job and ack.jid not in ack_by_jid and holds(ack.wid, ack.attempt, job.wid, job.attempt):
-            ack_by_jid[ack.jid] = ack
-    with connection.cursor() as cursor:
-        clock = now or dialect.now(cursor)
-        # Jobs with a lifetime for their result stay as succeeded; all other jobs are deleted.
-        to_keep = [
-            (rows[jid].pk, ack, ttl) for jid, ack in ack_by_jid.items() if (ttl := rows[jid].result_ttl) is not None
-        ]
-        dialect.mark_succeeded(cursor, to_keep, clock)
-    if deleted_ids := [rows[jid].pk for jid in ack_by_jid if rows[jid].result_ttl is None]:
-        delete_locked(jobs.filter(pk__in=deleted_ids), deleted_ids)
-    ends = [
-        Change(rows[jid], GONE if rows[jid].result_ttl is None else State.SUCCEEDED, succeeded=True)
-        for jid in ack_by_jid
-    ]
-    record_changes(connection, ends, clock)
-    locks.release(connection, [rows[jid] for jid in ack_by_jid])
-    limiters.release(connection, [rows[jid].permits for jid in ack_by_jid])
-    # Batches, lock rows, limiters, then counters (ADR 0024). Counters last: jobs without a batch use the same rows,
-    # which must not stay locked while this transaction waits for a batch.
-    with connection.cursor() as cursor:
-        dialect.count(
-            cursor, clock, Tally(processed=len(ack_by_jid), late=len({ack.jid for ack in acks}) - len(ack_by_jid))
-        )
-    return {jid: build_ended_run(rows[jid], clock) for jid in ack_by_jid}
-
-
-def build_ended_run(job: Job, now: datetime) -> EndedRun:
-    """Return the event data of a job that ends now."""
-    ran_s = (now - job.started_at).total_seconds() if job.started_at else 0.0
-    return EndedRun(job.wid, job.attempt, job.queue, job.jobtype, max(0.0, ran_s))

@@ -10,7 +10,7 @@ import secrets
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Collection, Sequence
 from contextlib import AbstractContextManager
-from datetime import date, datetime
+from datetime import UTC, date, datetime
 from typing import Any, NamedTuple, Protocol, TypeVar
 from weakref import WeakKeyDictionary
 
@@ -176,6 +176,26 @@ class LockedRows(NamedTuple):
     """The time at which the rows were locked."""
 
 
+class RunningJob(NamedTuple):
+    """Columns of a locked row of a running job that its successful end reads."""
+
+    id: int
+    jid: str
+    wid: str
+    attempt: int
+    result_ttl: int | None
+    queue: str
+    jobtype: str
+    started_at: datetime | None
+    lock_key: str | None
+    lock_token: int | None
+    permits: str | None
+    bid: str | None
+    callback_of: str | None
+    has_run: bool
+    counts_failed: bool
+
+
 class EndedRun(NamedTuple):
     """Run of an ended job: its worker, attempt, queue, jobtype and run time in seconds."""
 
@@ -193,7 +213,7 @@ Ended = dict[str, EndedRun]
 class AckResult(NamedTuple):
     """Result of `end`: the ended jobs, and the jids in `remaining`, which it did not change.
 
-    Members of batches and holders of locks or permits are in `remaining`; `store.batches.counters` ends them.
+    Members of batches and holders of locks or permits are in `remaining`; `store.jobs.endings` ends them.
     """
 
     ended: Ended
@@ -270,6 +290,9 @@ class Dialect(ABC):
     skip_lock = ""
     """Like `plain_lock`, but skips rows that other transactions have locked."""
 
+    lock_order = " ORDER BY id"
+    """SQL with which a SELECT locks rows in the order of locks (ADR 0024)."""
+
     has_single_writer = False
     """Whether the database admits one write transaction at a time."""
 
@@ -286,7 +309,10 @@ class Dialect(ABC):
     """Whether `insert` accepts jobs with lock keys, and `insert_if_absent` jobs with unique keys."""
 
     one_statement = False
-    """Whether claim and end are a single statement each, so that no transaction needs to be opened around them."""
+    """Whether claim, end and exchange are a single message each, so that no transaction needs to be opened around them.
+
+    Other dialects end jobs by `store.jobs.endings` alone.
+    """
 
     begin_snapshot: tuple[str, ...] = ()
     """Statements that begin a read-only transaction in which all reads see one snapshot."""
@@ -355,16 +381,13 @@ class Dialect(ABC):
         Returns these counts, and the `wids` that are quiet or terminating.
         """
 
-    @abstractmethod
-    def end(
-        self, connection: BaseDatabaseWrapper, acks: Sequence[Ack], now: datetime | None, pushed: Sequence[str] = ()
-    ) -> AckResult:
+    def end(self, connection: BaseDatabaseWrapper, acks: Sequence[Ack], now: datetime | None) -> AckResult:
         """End the jobs whose holders sent these acks. Other acks are counted as late.
 
         If several acks name one jid, the ack of the holder counts. Members of batches and holders of locks or permits
-        are returned unchanged, and one ack of each is not counted. The rows with the jids in `pushed`, which the same
-        transaction is about to insert, are locked together with the rows of the acks.
+        are returned unchanged, and one ack of each is not counted. Only for dialects of `one_statement`.
         """
+        raise NotImplementedError
 
     def exchange(
         self,
@@ -377,13 +400,9 @@ class Dialect(ABC):
         """Run `end`, `insert` and `claim` in this order, each only if there is work for it.
 
         A claimed job may already have its lock, for the plan's `lease_s`: then it has the token. Prefetched jobs are in
-        the list too, marked `is_prefetched`.
+        the list too, marked `is_prefetched`. Only for dialects of `one_statement`.
         """
-        # Ends come first, and lock the rows that the insert may replace as well: all rows in one order (ADR 0024).
-        ended = self.end(connection, acks, now, [job.jid for _, job in jobs]) if acks else AckResult({}, set())
-        if jobs:
-            ended = ended._replace(blocked=self.insert(connection, jobs, now))
-        return ended, self.claim(connection, plan, now) if plan.slots else []
+        raise NotImplementedError
 
     def end_last(
         self,
@@ -532,6 +551,27 @@ class Dialect(ABC):
                         skipped.add(key)
         return queues, skipped
 
+    def lock_running(self, cursor: CursorWrapper, jids: Collection[str], pushed: Collection[str]) -> list[RunningJob]:
+        """Lock the running jobs with `jids`, and return them. Lock the rows with the jids in `pushed` too."""
+        # SQLite has no row locks, so there is no need to lock the rows that a push may replace.
+        others = pushed if self.plain_lock else ()
+        # Find rows by jid alone: with a plain comparison of the state, MariaDB may walk the index of working jobs, and
+        # wait for locks on jobs of other transactions. LOWER hides the state from its optimizer.
+        or_pushed = f" OR jid IN ({marks(others)})" if others else ""
+        all_jids = list({*jids, *others})
+        cursor.execute(
+            f"SELECT {', '.join(RunningJob._fields)}, state FROM {JOB} WHERE jid IN ({marks(all_jids)})"
+            f" AND (LOWER(state) = 'working'{or_pushed}){self.lock_order}{self.plain_lock}",
+            [*all_jids, *others],
+        )
+        rows = cursor.fetchall()
+        return [RunningJob._make(row[:-1]) for row in rows if row[-1] == "working" and row[1] in jids]
+
+    def delete(self, cursor: CursorWrapper, ids: Sequence[int]) -> int:
+        """Delete locked jobs, and return their number."""
+        cursor.execute(f"DELETE FROM {JOB} WHERE id IN ({marks(ids)})", ids)
+        return int(cursor.rowcount)
+
     @abstractmethod
     def mark_succeeded(self, cursor: CursorWrapper, ended: Sequence[tuple[int, Ack, int]], now: datetime) -> None:
         """Mark locked jobs as succeeded; their rows are kept for the result. Each item is (id, ack, result_ttl)."""
@@ -593,3 +633,13 @@ def holds(reported_wid: str, reported_attempt: int | None, wid: str, attempt: in
     # Connections may send no wid in HELLO, and a prefetched job has none yet: then there is nothing to compare.
     same_worker = not reported_wid or not wid or reported_wid == wid
     return same_worker and reported_attempt in (None, attempt)
+
+
+def seconds_since(started_at: datetime | None, now: datetime) -> float:
+    """Return the seconds from a stored time until now; 0.0 if there is none, or a clock was set back."""
+    return max(0.0, (now - utc(started_at)).total_seconds()) if started_at else 0.0
+
+
+def utc(moment: datetime) -> datetime:
+    """Return a stored time with its zone: the drivers of SQLite and MariaDB return it without one."""
+    return moment if moment.tzinfo else moment.replace(tzinfo=UTC)

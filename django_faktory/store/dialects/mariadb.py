@@ -14,9 +14,10 @@ from django.db import OperationalError
 from django.db.backends.base.base import BaseDatabaseWrapper
 from django.db.backends.utils import CursorWrapper
 
+from .base import JOB, marks, utc
 from .idle_sessions import is_readable
 from .job_columns import replaceable
-from .portable import PortableDialect, utc
+from .portable import PortableDialect
 
 LEAST_WAIT_S = 0.1
 """Shortest lock wait in seconds: the server counts whole seconds, so a shorter limit means not to wait at all."""
@@ -69,6 +70,15 @@ class MariadbDialect(PortableDialect):
         cursor.execute("SELECT UTC_TIMESTAMP(6)")
         moment: datetime = cursor.fetchone()[0]
         return utc(moment)
+
+    def delete(self, cursor: CursorWrapper, ids: Sequence[int]) -> int:
+        """Delete locked jobs by their ids.
+
+        Without LIMIT, if the jobs are most of a small table, the server scans all rows, and waits for each locked one
+        (MariaDB 10.11).
+        """
+        cursor.execute(f"DELETE FROM {JOB} WHERE id IN ({marks(ids)}) LIMIT {len(ids)}", ids)
+        return int(cursor.rowcount)
 
     has_lock_wait = True
 

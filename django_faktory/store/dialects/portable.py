@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from abc import abstractmethod
 from collections.abc import Callable, Collection, Sequence
-from datetime import UTC, date, datetime, timedelta
+from datetime import date, datetime, timedelta
 from typing import Any, NamedTuple
 
 from django.db.backends.base.base import BaseDatabaseWrapper
@@ -23,15 +23,13 @@ from .base import (
     LIMITER,
     QUEUE,
     WORKER,
-    AckResult,
     ClaimPlan,
     ClaimSlot,
     Dialect,
-    EndedRun,
     OrderedJobs,
     Tally,
-    holds,
     marks,
+    utc,
 )
 from .job_columns import INSERTED, NO_OPTIONS, REPLACED
 
@@ -51,6 +49,7 @@ class PortableDialect(Dialect):
 
     upsert_tail = ""
     count_tail = ""
+    lock_order = ""  # MariaDB locks rows in the order in which it reads them, not in that of the sorted result
     greatest, least = "GREATEST", "LEAST"
 
     _columns = f"{INSERTED}, created_at"
@@ -311,54 +310,6 @@ class PortableDialect(Dialect):
         " AND (expires_at IS NULL OR expires_at > %s) LIMIT %s) AS ready) AS waiting"
     )
 
-    def end(
-        self, connection: BaseDatabaseWrapper, acks: Sequence[Ack], now: datetime | None, pushed: Sequence[str] = ()
-    ) -> AckResult:
-        with connection.cursor() as cursor:
-            clock = now or self.now(cursor)
-            # SQLite has no row locks, so there is no need to lock the rows that a push may replace.
-            working_rows = self._lock_working(
-                cursor, {ack.jid for ack in acks}, set(pushed) if self.plain_lock else set()
-            )
-            remaining = {jid for _, jid, _, _, _, needs_more, *_ in working_rows if needs_more}
-            rows = {
-                jid: (row_id, ttl, EndedRun(wid, attempt, queue, jobtype, seconds_since(started_at, clock)))
-                for row_id, jid, wid, attempt, ttl, needs_more, queue, jobtype, started_at in working_rows
-                if not needs_more
-            }
-            # The first ack of the holder counts; a second one for the same jid is late.
-            ended: dict[str, tuple[int, Ack, int | None]] = {}
-            for ack in acks:
-                row_id, ttl, holder = rows.get(ack.jid, (0, None, None))
-                if holder and ack.jid not in ended and holds(ack.wid, ack.attempt, holder.wid, holder.attempt):
-                    ended[ack.jid] = row_id, ack, ttl
-            self._delete(cursor, [row_id for row_id, _, ttl in ended.values() if ttl is None])
-            self.mark_succeeded(
-                cursor, [(row_id, ack, ttl) for row_id, ack, ttl in ended.values() if ttl is not None], clock
-            )
-            # Last, in the order of locks (ADR 0024).
-            self.count(cursor, clock, Tally(processed=len(ended), late=len(acks) - len(ended) - len(remaining)))
-        return AckResult({jid: rows[jid][2] for jid in ended}, remaining)
-
-    def _lock_working(self, cursor: CursorWrapper, jids: set[str], pushed: set[str]) -> list[tuple[Any, ...]]:
-        """Lock the rows with these jids; return the rows of running jobs with `jids`."""
-        # Find rows by jid alone: with a plain comparison of the state, MariaDB may walk the index of working jobs, and
-        # wait for locks on jobs of other transactions. LOWER hides the state from its optimizer.
-        or_pushed = f" OR jid IN ({marks(pushed)})" if pushed else ""
-        all_jids = [*(jids | pushed)]
-        cursor.execute(
-            "SELECT id, jid, wid, attempt, result_ttl,"
-            " bid IS NOT NULL OR callback_of IS NOT NULL OR lock_token IS NOT NULL OR permits IS NOT NULL"
-            ", queue, jobtype, started_at, state"
-            f" FROM {JOB} WHERE jid IN ({marks(all_jids)}) AND (LOWER(state) = 'working'{or_pushed}){self.plain_lock}",
-            [*all_jids, *pushed],
-        )
-        return [row for *row, state in cursor.fetchall() if state == State.WORKING and row[1] in jids]
-
-    def _delete(self, cursor: CursorWrapper, ids: list[int]) -> None:
-        if ids:
-            cursor.execute(f"DELETE FROM {JOB} WHERE id IN ({marks(ids)})", ids)
-
     def mark_succeeded(self, cursor: CursorWrapper, ended: Sequence[tuple[int, Ack, int]], now: datetime) -> None:
         if not ended:
             return
@@ -413,13 +364,3 @@ def read_paused_sources(connection: BaseDatabaseWrapper, wids: Collection[str], 
         {name for source, name in rows if source == "muted"},
         {(source, name) for source, name in rows if source in ("queue", "task")},
     )
-
-
-def seconds_since(naive: datetime | None, now: datetime) -> float:
-    """Return the seconds from a stored time until now; 0.0 if there is none, or a clock was set back."""
-    return max(0.0, (now - utc(naive)).total_seconds()) if naive else 0.0
-
-
-def utc(naive: datetime) -> datetime:
-    """Return a stored time with its zone: both drivers return it without one."""
-    return naive.replace(tzinfo=UTC)

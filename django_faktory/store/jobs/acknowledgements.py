@@ -1,27 +1,28 @@
 """Acknowledge jobs: end them successfully. Rule: W16.
 
-Jobs of batches leave the hot path: the dialect's statements leave them unchanged and return their jids, and
-`store.batches.counters` ends them (ADR 0011). So do jobs that hold locks or permits (ADR 0015, 0016), except on
-PostgreSQL, where further statements of the same message end them.
+`endings` ends jobs on SQLite and MariaDB. PostgreSQL has statements of its own; the jobs of batches that they leave
+unchanged are ended by `endings` too (ADR 0011).
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Collection, Sequence
 from datetime import datetime
+from functools import partial
 
 from django.db import Error, connections
+from django.db.backends.base.base import BaseDatabaseWrapper
 
 from ...core.limits import parse_permits
 from ...core.logs import get_logger
 from ...core.payloads import Ack, Reservation, is_storable
 from ...errors import BrokerUnavailable, FaktoryError, LockTimeout
-from ..batches import counters
 from ..dialects import dialect_of
 from ..dialects.base import AckResult, Ended, EndedRun, holds
 from ..limits import limiters
 from ..locks import locks
 from ..transactions import run, run_each
+from .endings import Ending
 from .pushes import CHUNK
 
 logger = get_logger(__name__)
@@ -35,31 +36,46 @@ def ignore_finished(_: Collection[EndedRun]) -> None:
     """Ignore the ended jobs; the default for `on_finished`."""
 
 
-def end_members(
+def end(
+    connection: BaseDatabaseWrapper, acks: Sequence[Ack], now: datetime | None, *, pushed: Collection[str] = ()
+) -> AckResult:
+    """End the jobs of these acks, inside a transaction or as a dialect's single statement.
+
+    The rows with the jids in `pushed`, which the same transaction is about to insert, are locked too.
+    """
+    dialect = dialect_of(connection)
+    if dialect.one_statement:
+        return dialect.end(connection, acks, now)
+    ending = Ending(connection, now)
+    ended = ending.succeed(acks, pushed=pushed)
+    ending.write()
+    return AckResult(ended, set())
+
+
+def conclude(
     ending: AckResult, acks: Sequence[Ack], *, using: str, now: datetime | None, on_finished: OnFinished
 ) -> list[FaktoryError | bool]:
-    """End the jobs that `ending` left unchanged, in a separate transaction, and return the result of each ack.
+    """End the jobs that a dialect's statement left unchanged, and return the result of each ack.
 
     `ending` is already committed. If this transaction fails, only the acks of `ending.remaining` get the error as their
     result: the reporter sends these again. The other acks must not be repeated, they would count as late.
     """
-    if not ending.remaining:
-        on_finished(ending.ended.values())
-        # Each jid was acknowledged once, and ended: the usual case.
-        if len(ending.ended) == len(acks):
-            return [True] * len(acks)
-        return [_take_effect(ack, ending.ended) for ack in acks]
-    ended, refused = {**ending.ended}, dict[str, FaktoryError]()
-    try:
-        _end_remaining(ending, acks, ended, refused, using=using, now=now)
-    except (BrokerUnavailable, Error) as error:
-        if connections[using].in_atomic_block:
-            raise
-        if not isinstance(error, LockTimeout):
-            logger.warning("jobs of batches not acknowledged jobs=%d error=%s", len(ending.remaining), error)
-        unavailable = error if isinstance(error, LockTimeout) else BrokerUnavailable("database unavailable")
-        refused = {jid: refused.get(jid, unavailable) for jid in ending.remaining if jid not in ended}
+    ended, refused = ending.ended, dict[str, FaktoryError]()
+    if ending.remaining:
+        ended = {**ended}
+        try:
+            _end_remaining(ending, acks, ended, refused, using=using, now=now)
+        except (BrokerUnavailable, Error) as error:
+            if connections[using].in_atomic_block:
+                raise
+            if not isinstance(error, LockTimeout):
+                logger.warning("jobs of batches not acknowledged jobs=%d error=%s", len(ending.remaining), error)
+            unavailable = error if isinstance(error, LockTimeout) else BrokerUnavailable("database unavailable")
+            refused = {jid: refused.get(jid, unavailable) for jid in ending.remaining if jid not in ended}
     on_finished(ended.values())
+    # Each jid was acknowledged once, and ended: the usual case.
+    if len(ended) == len(acks):
+        return [True] * len(acks)
     return [refused.get(ack.jid) or _take_effect(ack, ended) for ack in acks]
 
 
@@ -78,13 +94,13 @@ def ack(
     other jobs of the set were. Raise BrokerUnavailable if no job was ended.
     """
 
-    def end(part: Sequence[Ack]) -> list[FaktoryError | bool]:
+    def end_part(part: Sequence[Ack]) -> list[FaktoryError | bool]:
         return _ack_chunk(part, using=using, now=now, on_finished=on_finished)
 
     results: list[FaktoryError | bool] = []
     for start in range(0, len(acks), chunk_size):
         try:
-            results += run_each(using, end, acks[start : start + chunk_size], lambda _, error: error)
+            results += run_each(using, end_part, acks[start : start + chunk_size], lambda _, error: error)
         except BrokerUnavailable as error:
             # Earlier chunks are committed and their acks must not be repeated, so return the error per ack.
             if not results or connections[using].in_atomic_block:
@@ -106,11 +122,11 @@ def _ack_chunk(
     dialect = dialect_of(connection)
     ending = run(
         using,
-        lambda connection: dialect.end(connection, storable, now),
+        lambda connection: end(connection, storable, now),
         atomic=not (dialect.one_statement and dialect.can_join(connection)),
     )
     locks.notify_ready(connection, set(ending.readied))
-    results = end_members(ending, storable, using=using, now=now, on_finished=on_finished)
+    results = conclude(ending, storable, using=using, now=now, on_finished=on_finished)
     if len(storable) == len(acks):
         return results
     # Put False in the places of the jids that were left out, so that results match the acks.
@@ -155,13 +171,20 @@ def _end_remaining(
     Add their runs to `ended`, and the errors of acks that the database refuses to `refused`.
     """
 
-    def end(part: Sequence[Ack]) -> list[None]:
-        ended.update(run(using, lambda connection: counters.end(connection, part, now)))
+    def verb(connection: BaseDatabaseWrapper, part: Sequence[Ack]) -> Ended:
+        rest = Ending(connection, now)
+        # The statement has counted all acks of a jid but one.
+        part_ended = rest.succeed(part, counted=len(part) - len({ack.jid for ack in part}))
+        rest.write()
+        return part_ended
+
+    def end_part(part: Sequence[Ack]) -> list[None]:
+        ended.update(run(using, partial(verb, part=part)))
         return [None] * len(part)
 
     run_each(
         using,
-        end,
+        end_part,
         [ack for ack in acks if ack.jid in ending.remaining],
         lambda ack, error: refused.update({ack.jid: error}),
     )

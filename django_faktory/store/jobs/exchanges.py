@@ -9,6 +9,7 @@ from collections.abc import Sequence
 from datetime import datetime
 
 from django.db import connections
+from django.db.backends.base.base import BaseDatabaseWrapper
 
 from ...core.payloads import Ack, ExchangeReply, FetchRequest, JobPayload, Reservation, is_storable
 from ...errors import BrokerUnavailable, FaktoryError, InvalidPayload
@@ -16,8 +17,8 @@ from ..dialects import dialect_of
 from ..dialects.base import AckResult, ClaimPlan, Dialect
 from ..locks import locks
 from ..transactions import run
-from . import prefetch
-from .acknowledgements import OnFinished, ack, end_members, ignore_finished
+from . import acknowledgements, prefetch
+from .acknowledgements import OnFinished, ack, ignore_finished
 from .claims import (
     ClaimContext,
     are_alike,
@@ -123,7 +124,9 @@ class Exchange:
             locks.promote_waiters_later(connections[context.using], ending.blocked)
         acked: Sequence[FaktoryError | bool] = []
         if self.acks:
-            acked = end_members(ending, self.acks, using=context.using, now=context.now, on_finished=self.on_finished)
+            acked = acknowledgements.conclude(
+                ending, self.acks, using=context.using, now=context.now, on_finished=self.on_finished
+            )
         if not self.requests:
             return ExchangeReply([None] * len(self.jobs), acked, [])
         # Prefetched jobs are always plain: they need neither lock nor permit, and belong to no request yet (ADR 0022).
@@ -157,8 +160,8 @@ def exchange(
 
 def execute(work: Exchange) -> ExchangeReply:
     """Execute an exchange, in one transaction if the dialect can; blocks until the database has committed."""
-    acks, context = work.acks, work.context
-    using, now = context.using, context.now
+    context = work.context
+    using = context.using
     if not work.is_one_transaction():
         return _execute_apart(work)
     if work.may_hand_off_lock():
@@ -170,7 +173,7 @@ def execute(work: Exchange) -> ExchangeReply:
         try:
             ending, claimed = run(
                 using,
-                lambda connection: work.dialect.exchange(connection, order_jobs(work.jobs), acks, plan, now),
+                lambda connection: _exchange(connection, work, plan),
                 # On PostgreSQL all statements are one message, which is a transaction by itself.
                 atomic=not work.dialect.can_join(connections[using]),
             )
@@ -180,6 +183,18 @@ def execute(work: Exchange) -> ExchangeReply:
             return _execute_apart(work)
         # Inside the block: it may claim replacements with the same number, and an error must schedule their checks.
         return work.conclude(plan, ending, claimed)
+
+
+def _exchange(connection: BaseDatabaseWrapper, work: Exchange, plan: ClaimPlan) -> tuple[AckResult, list[Reservation]]:
+    dialect, jobs, acks, now = work.dialect, order_jobs(work.jobs), work.acks, work.context.now
+    if dialect.one_statement:
+        return dialect.exchange(connection, jobs, acks, plan, now)
+    # Ends come first, and lock the rows that the insert may replace as well: all rows in one order (ADR 0024).
+    pushed = [job.jid for _, job in jobs]
+    ending = acknowledgements.end(connection, acks, now, pushed=pushed) if acks else AckResult({}, set())
+    if jobs:
+        dialect.insert(connection, jobs, now)
+    return ending, dialect.claim(connection, plan, now) if plan.slots else []
 
 
 def _execute_apart(work: Exchange) -> ExchangeReply:

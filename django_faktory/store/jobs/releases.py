@@ -3,30 +3,17 @@
 from __future__ import annotations
 
 from collections.abc import Collection, Sequence
-from typing import Any
 
-from django.db.backends.base.base import BaseDatabaseWrapper
 from django.db.models import Q
 
 from ...core.lifecycle import State
 from ...core.payloads import Reservation
-from ...models import Job, JobQuerySet
+from ...models import Job
 from ..chunks import chunks
-from ..limits import limiters
-from ..locks import locks
 from ..transactions import run
+from .endings import RETURNED, release_rows
 
 CHUNK = 500
-
-ENQUEUED: dict[str, Any] = {
-    "state": State.ENQUEUED,
-    "wid": "",
-    "started_at": None,
-    "reserved_until": None,
-    "lock_token": None,
-    "permits": None,
-}
-"""Column values of a released job. `enqueued_at` is not among them: it decides the place in the queue."""
 
 
 def release(reservations: Sequence[Reservation], *, using: str) -> int:
@@ -51,7 +38,7 @@ def _release(reservations: Sequence[Reservation], *, using: str) -> int:
         # One statement suffices for jobs without lock and permits. The row decides, not the reservation: a limit that
         # was set after the claim may have given the job a permit (ADR 0024).
         plain = working.filter(lock_token__isnull=True, permits__isnull=True)
-        released = run(using, lambda _: plain.update(**ENQUEUED), atomic=False, writes=True)
+        released = run(using, lambda _: plain.update(**RETURNED), atomic=False, writes=True)
     if released < len(reservations):
         released += run(using, lambda connection: release_rows(connection, working))
     return released
@@ -67,19 +54,3 @@ def release_claims(claims: Collection[int], *, using: str) -> int:
     if not run(using, lambda _: claimed.exists(), atomic=False):
         return 0
     return run(using, lambda connection: release_rows(connection, claimed))
-
-
-def release_rows(connection: BaseDatabaseWrapper, working: JobQuerySet) -> int:
-    """Enqueue working jobs again and release their locks and permits. Call it inside a transaction.
-
-    Locks and permits are read from the locked rows. Only these rows are changed: a job that starts to match the filter
-    after the SELECT stays unchanged, because its locks and permits were not read.
-    """
-    jobs = list(working.order_by("id").only("lock_key", "lock_token", "permits").select_for_update())
-    if not jobs:
-        return 0
-    # Jobs, lock rows, limiters: the lock order of all transactions (ADR 0024).
-    released = Job.objects.using(connection.alias).filter(pk__in=[job.pk for job in jobs]).update(**ENQUEUED)
-    locks.release(connection, jobs)
-    limiters.release(connection, [job.permits for job in jobs])
-    return released

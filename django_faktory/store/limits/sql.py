@@ -7,13 +7,12 @@ differs.
 from __future__ import annotations
 
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
-from datetime import UTC, datetime
 from typing import Any
 
 from django.db.backends.utils import CursorWrapper
 
 from ...core.limits import Allowance, LimiterState, parse_permits
-from ..dialects.base import JOB, LIMITER, Dialect, marks
+from ..dialects.base import JOB, LIMITER, Dialect, marks, utc
 
 HEAD = 500
 """Jobs at the head of a queue that are examined together when a limiter is full."""
@@ -55,14 +54,10 @@ def _build_state(row: Sequence[Any]) -> LimiterState:
         is_paused=bool(is_paused),
         in_use=in_use,
         tokens=float(tokens),
-        filled_at=_utc(filled_at),
-        opens_at=None if opens_at is None else _utc(opens_at),
+        filled_at=utc(filled_at),
+        opens_at=None if opens_at is None else utc(opens_at),
         is_awaited=bool(is_awaited),
     )
-
-
-def _utc(moment: datetime) -> datetime:
-    return moment if moment.tzinfo else moment.replace(tzinfo=UTC)
 
 
 def save(cursor: CursorWrapper, limiters: Sequence[LimiterState]) -> None:

@@ -25,7 +25,7 @@ from ...core.payloads import Reservation
 from ...models import Job, JobLock, JobQuerySet
 from ..chunks import chunks
 from ..dialects import clock_of, dialect_of
-from ..dialects.base import JOB, LOCK, marks
+from ..dialects.base import JOB, LOCK, RunningJob, marks
 from ..jobs import scan
 from ..transactions import after_commit, retry_skipped, run
 
@@ -167,7 +167,7 @@ def _block_siblings(connection: BaseDatabaseWrapper, keys: Sequence[str]) -> Non
         jobs.filter(pk__in=ids).update(state=State.BLOCKED, limiter=None)
 
 
-def release(connection: BaseDatabaseWrapper, jobs: Iterable[Job | Reservation]) -> None:
+def release(connection: BaseDatabaseWrapper, jobs: Iterable[Job | RunningJob | Reservation]) -> None:
     """Release the locks of these jobs and make the next ones ready.
 
     Call it inside the transaction that ended the runs. The jobs have the key and token from before that transaction;
