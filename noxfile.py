@@ -63,7 +63,7 @@ def run_tests(session, django, environment, folders):
     session.install("--quiet", "--editable", f".[{EXTRAS}]", f"django=={django}.*")
     session.run("python", "-c", "import sys, django; print('Python', sys.version, 'Django', django.get_version())")
     tag = "nox_" + "".join(char if char.isalnum() else "_" for char in session.name)
-    command = [*PYTHON, "-m", "pytest", "-q", "--processes", "2", *(session.posargs or folders)]
+    command = [*PYTHON, "-m", "pytest", "-q", "-n", "2", *(session.posargs or folders)]
     session.run(*command, env={"FAKTORY_TEST_TAG": tag[:30], **environment})
 
 

@@ -29,12 +29,12 @@ from tests.own_servers import Guard  # noqa: E402
 from tests.programs import WITH_US, obey_signals  # noqa: E402
 from tests.selection import LEFT_OUT, left_out  # noqa: E402
 
-PROCESSES = min(16, 3 * (os.cpu_count() or 2))
+PROCESSES = min(12, 2 * (os.cpu_count() or 2))
 PROCESSES_OF_OTHERS = 2
 """Processes on the first database, and on each other one, which has fewer tests.
 
-Tests wait for half of their time, so that there are more processes than CPUs. Too many take CPU time for polling: with
-6 + 2 + 2, 8 + 3 + 3 and 14 + 4 + 4 processes on two CPUs the quick run took 339, 364 and 374 s of it.
+Tests wait for half of their time, so that there are more processes than CPUs. Each imports and collects all tests, which
+takes 5 s of CPU time on the first database.
 """
 
 SLOW_PROCESSES_OF_OTHERS = 3
@@ -83,7 +83,7 @@ class Run:
     def start(self, *, is_shown):
         """Start pytest; its output goes to the terminal or, unless `is_shown`, to a file until it ends."""
         self._output = None if is_shown else self.report.with_suffix(".log")
-        self._process = self._pytest("--processes", str(self._processes))
+        self._process = self._pytest("-n", str(self._processes))
 
     def finish(self):
         """Wait for pytest, print its output, and count its results."""

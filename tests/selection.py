@@ -64,7 +64,6 @@ SLOW = (
     "test_snapshots.py",
     "tools/test_benchmarks.py",
     "tools/test_own_servers.py",
-    "tools/test_processes.py",
     "typing",
     "worker/test_worker.py::test_jobs_that_cannot_be_reported_at_shutdown_are_logged_by_jid",
 )

@@ -22,7 +22,7 @@ PROCESSES = 4
 def main():
     parser = argparse.ArgumentParser(allow_abbrev=False, add_help=False)
     parser.add_argument("--pool", action="store_true")
-    parser.add_argument("--processes", type=int, default=PROCESSES)
+    parser.add_argument("-n", dest="processes", type=int, default=PROCESSES)
     options, more = parser.parse_known_args()
     with Guard(["postgresql", "redis"]):
         sys.exit(run(options, more))
@@ -34,7 +34,7 @@ def run(options, more):
     if missing := [service for service in needed if service.missing]:
         sys.exit("\n".join(f"{service.name}: {service.missing}" for service in missing))
     print(*needed, sep="\n", flush=True)  # noqa: T201  (output for the caller)
-    more = ["--processes", str(in_what_is_left(options.processes)), *more]
+    more = ["-n", str(in_what_is_left(options.processes)), *more]
     if options.pool:
         return run_tests({"FAKTORY_TEST_VIA": "pool"}, more)
     bouncer = Bouncer()

@@ -9,7 +9,7 @@ from contextlib import suppress
 
 import pytest
 
-from tests import processes, services
+from tests import services
 from tests.docs.pages import DOCS, examples
 from tests.programs import ROOT, Program
 from tests.settings import DATABASES, KIND, TAG, VIA
@@ -40,7 +40,7 @@ class Project:
     """One layout of the project, over a database of its own."""
 
     def __init__(self, layout, heading, folder):
-        self.name = f"test_faktory_{TAG}_{layout}_{os.environ.get(processes.NAME, '')}".rstrip("_")
+        self.name = f"test_faktory_{TAG}_{layout}_{os.environ.get('PYTEST_XDIST_WORKER', '')}".rstrip("_")
         self._folder = folder
         self._write(heading)
         self.environment = {
