@@ -152,10 +152,10 @@ def _remove(limit: Limit, *, using: str, only_if: Callable[[Limit], bool] = lamb
     remaining = {row.pk: row for row in run(using, lambda _: list(still_stored), atomic=False)}
     for limiter_id in ids:
         if limiter_id not in remaining:
-            limiters.unblock_all(limiter_id, using=using)
+            limiters.repair(limiter_id, using=using)  # makes its jobs ready
     uncounted = [pk for pk, row in remaining.items() if row.is_paused and row.concurrency is not None]
     limiters.count_running(uncounted, using=using)
-    limiters.promote_waiters(remaining, using=using)
+    limiters.promote_waiters(remaining.keys() - set(uncounted), using=using)
     return True
 
 
@@ -245,10 +245,9 @@ def _apply_to_jobs(limit: Limit, using: str) -> Limit:
     """Count the jobs that already run, and make blocked jobs ready for which there is room now."""
     own_limiters = Limiter.objects.using(using).filter(limit=limit).order_by("pk").values_list("pk", "is_paused")
     limiter_rows = run(using, lambda _: list(own_limiters), atomic=False)
-    ids = [pk for pk, _ in limiter_rows]
-    if limit.concurrency is not None:
-        limiters.count_running([pk for pk, is_paused in limiter_rows if is_paused], using=using)
-    limiters.promote_waiters(ids, using=using)
+    uncounted = {pk for pk, is_paused in limiter_rows if is_paused and limit.concurrency is not None}
+    limiters.count_running(uncounted, using=using)
+    limiters.promote_waiters([pk for pk, _ in limiter_rows if pk not in uncounted], using=using)
     return limit
 
 

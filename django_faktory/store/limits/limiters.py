@@ -2,7 +2,7 @@
 
 Invariant at every commit: the `in_use` of a `Limiter` equals the number of jobs with its id in `permits`. Both
 change in one transaction, `in_use` by the number of rows that the transaction changed. `acquire_permits` and
-`give_missing_permits` give permits; `release` returns them in the transaction that ends the run. Limiters are locked by
+`repair` give permits; `release` returns them in the transaction that ends the run. Limiters are locked by
 id, after jobs and lock rows (ADR 0024).
 """
 
@@ -370,41 +370,38 @@ def count_running(ids: Iterable[int], *, using: str) -> None:
         return
     connection = connections[using]
     if connection.in_atomic_block:
-        after_commit(using, _count_each, ids, using)
+        after_commit(using, _repair_each, ids, using)
     else:
         run(using, lambda connection: dialect_of(connection).await_claims(connection), atomic=False)
-    _count_each(ids, using)
+    _repair_each(ids, using)
 
 
-def _count_each(ids: Iterable[int], using: str) -> None:
-    for limiter_id in ids:
-        give_missing_permits(limiter_id, using=using)
-        run(using, lambda connection, pk=limiter_id: _unpause_counted(connection, pk))  # type: ignore[misc]
+def _repair_each(ids: Iterable[int], using: str) -> int:
+    """Repair these limiters; return how many had a wrong counter."""
+    return sum(repair(limiter_id, using=using) for limiter_id in ids)
 
 
-def _unpause_counted(connection: BaseDatabaseWrapper, limiter_id: int) -> None:
-    """End the pause of a limiter whose running jobs are counted now, unless its limit is paused.
+def repair(limiter_id: int, *, using: str) -> bool:
+    """Make a limiter what its jobs say, at any time; return whether its counter was wrong.
 
-    Limits are locked before limiters.
+    Running jobs get the permits that they lack, the counter becomes the number of the permits, the limiter opens unless
+    its limit is paused, and blocked jobs become ready for which there is room: all of them if the limiter was deleted.
     """
-    for limit in Limit.objects.using(connection.alias).filter(limiters=limiter_id).select_for_update():
-        Limiter.objects.using(connection.alias).filter(pk=limiter_id).update(is_paused=limit.paused_at is not None)
-
-
-def give_missing_permits(limiter_id: int, *, using: str) -> int:
-    """Give permits of this limiter to running jobs that started before they needed one; return how many."""
     after: int | None = 0
-    given_count = 0
     while after is not None:
-        after, count = run(using, partial(_give_missing_permits, limiter_id=limiter_id, after=after))
-        given_count += count
-    return given_count
+        after = run(using, partial(_give_missing_permits, limiter_id=limiter_id, after=after))
+    was_wrong = False
+    while True:
+        is_wrong, has_more = run(using, partial(_settle, limiter_id=limiter_id))
+        was_wrong |= is_wrong
+        if not has_more:
+            return was_wrong
 
 
-def _give_missing_permits(connection: BaseDatabaseWrapper, *, limiter_id: int, after: int) -> tuple[int | None, int]:
-    """Run one step of `give_missing_permits`: at most `CHUNK` jobs with ids above `after`.
+def _give_missing_permits(connection: BaseDatabaseWrapper, *, limiter_id: int, after: int) -> int | None:
+    """Give permits to at most `CHUNK` running jobs that started before they needed one, with ids above `after`.
 
-    Returns the last id, or None at the end, and the number of permits given.
+    Returns the last id, or None at the end.
     """
     dialect = dialect_of(connection)
     with connection.cursor() as cursor:
@@ -412,112 +409,89 @@ def _give_missing_permits(connection: BaseDatabaseWrapper, *, limiter_id: int, a
         rows = sql.lock_without_permit(cursor, dialect, limiter_id, after, CHUNK)
         limiter = next(iter(sql.lock_by_id(cursor, dialect, [limiter_id])), None)
         if not rows or limiter is None or not limiter.needs_permit():
-            return None, 0
+            return None
         count = sql.give_permits(cursor, limiter.id, rows)
         limiter.in_use += count
         sql.save(cursor, [limiter])
-    return rows[-1][0] if len(rows) == CHUNK else None, count
+    if count:
+        logger.info(
+            "running jobs got permits of a limit that was set meanwhile limiter=%s jobs=%d", limiter.name, count
+        )
+    return rows[-1][0] if len(rows) == CHUNK else None
+
+
+def _settle(connection: BaseDatabaseWrapper, *, limiter_id: int) -> tuple[bool, bool]:
+    """Take the last step of `repair`; return whether the limiter was wrong, and whether the step has to be repeated.
+
+    The count is exact: each transaction that changes permits locks the limiter before it commits, so none can commit
+    between the count, which runs after the lock, and this commit.
+    """
+    dialect = dialect_of(connection)
+    # Limits are locked before limiters.
+    limits = list(Limit.objects.using(connection.alias).filter(limiters=limiter_id).select_for_update())
+    with connection.cursor() as cursor:
+        limiter = next(iter(sql.lock_by_id(cursor, dialect, [limiter_id])), None)
+        if limiter is None:
+            # The limit was deleted, and the process may have ended before it had unblocked the jobs.
+            count, queues = sql.unblock_portion(cursor, dialect, limiter_id, CHUNK)
+            locks.notify_ready(connection, queues)
+            return count > 0, count > 0
+        count = sql.count_holders(cursor, limiter.id)
+        is_wrong = count != limiter.in_use
+        if is_wrong:
+            logger.warning(
+                "wrong count of a limiter, repaired limiter=%s in_use=%d jobs=%d", limiter.name, limiter.in_use, count
+            )
+        limiter.in_use = count
+        # Without this mark the limiter makes no job ready when it gets room.
+        limiter.is_awaited = limiter.is_awaited or sql.is_referenced(cursor, limiter.id)
+        for limit in limits:
+            limiter.is_paused = limit.paused_at is not None
+            Limiter.objects.using(connection.alias).filter(pk=limiter_id).update(is_paused=limiter.is_paused)
+        now = dialect.now(cursor)
+        limiter.fill(now)
+        queues, has_skipped = _unblock_fitting(cursor, dialect, limiter, now, was_full=True)
+        sql.save(cursor, [limiter])
+    locks.notify_ready(connection, queues)
+    promote_waiters_later(connection, [limiter_id] if has_skipped else [])
+    return is_wrong, False
 
 
 def sweep(*, using: str) -> int | None:
-    """Repair the counters of all limiters and unblock forgotten jobs; return how many were wrong.
+    """Repair all limiters that a crash, or rows changed manually, left wrong; return how many counters were wrong.
 
-    A crash or rows changed manually cause such errors. Returns None if no limiter is in use: none counts a job, and no
-    job is blocked by one.
+    Returns None if no limiter is in use: none counts a job, and no job is blocked by one.
     """
 
-    def find_referenced_limiters(connection: BaseDatabaseWrapper) -> list[int]:
+    def read(connection: BaseDatabaseWrapper) -> tuple[list[int], list[sql.RunningJobs]]:
         with connection.cursor() as cursor:
-            return list(sql.find_referenced_limiters(cursor))
+            return list(sql.find_referenced_limiters(cursor)), sql.count_running_jobs(cursor)
 
-    rows = Limiter.objects.using(using)
-    limiters = run(using, lambda _: list(rows.select_related("limit")), atomic=False)
-    limiter_by_id = {row.pk: row for row in limiters}
-    referenced_ids = run(using, find_referenced_limiters, atomic=False)
-    if not limiter_by_id and not referenced_ids:
+    rows = Limiter.objects.using(using).select_related("limit")
+    limiters = {row.pk: row for row in run(using, lambda _: list(rows), atomic=False)}
+    referenced_ids, running = run(using, read, atomic=False)
+    if not limiters and not referenced_ids:
         return None
     # Paused although its limit is not: the process that created it ended before it had counted.
-    count_running([row.pk for row in limiters if row.is_paused and row.limit.paused_at is None], using=using)
-    is_used = bool(referenced_ids) or any(row.in_use or row.is_awaited for row in limiters)
-    repaired = _recount(limiter_by_id, using)
-    for limiter_id in referenced_ids:
-        if limiter_id not in limiter_by_id:
-            # The limit was deleted, and the process ended before it had unblocked the jobs.
-            repaired += bool(unblock_all(limiter_id, using=using))
-        # Without this mark the limiter makes no job ready when it gets room.
-        elif not limiter_by_id[limiter_id].is_awaited:
-            run(using, lambda _, pk=limiter_id: rows.filter(pk=pk).update(is_awaited=True))  # type: ignore[misc]
-    unblock_if_room([limiter_id for limiter_id in referenced_ids if limiter_id in limiter_by_id], using=using)
+    count_running([pk for pk, row in limiters.items() if row.is_paused and row.limit.paused_at is None], using=using)
+    suspects = _find_wrong(limiters, running)
+    suspects |= {pk for pk in referenced_ids if pk not in limiters or not limiters[pk].is_awaited}
+    repaired = _repair_each(sorted(suspects), using)
+    unblock_if_room([pk for pk in referenced_ids if pk in limiters and pk not in suspects], using=using)
+    is_used = bool(referenced_ids) or any(row.in_use or row.is_awaited for row in limiters.values())
     return repaired if is_used or repaired else None
 
 
-def unblock_all(limiter_id: int, *, using: str) -> set[str]:
-    """Make all jobs ready that are blocked by a deleted limiter; return their queues."""
-    queues: set[str] = set()
-
-    def verb(connection: BaseDatabaseWrapper) -> int:
-        with connection.cursor() as cursor:
-            count, unblocked_queues = sql.unblock_portion(cursor, dialect_of(connection), limiter_id, CHUNK)
-        queues.update(unblocked_queues)
-        locks.notify_ready(connection, unblocked_queues)
-        return count
-
-    while run(using, verb):
-        pass
-    return queues
-
-
-def _recount(limiter_by_id: Mapping[int, Limiter], using: str) -> int:
-    """Give running jobs the permits they lack and correct wrong counters; return how many were wrong."""
-
-    def count_jobs(connection: BaseDatabaseWrapper) -> list[tuple[str, str, str | None, str | None, int]]:
-        with connection.cursor() as cursor:
-            return sql.count_running_jobs(cursor)
-
-    by_name = {(row.scope, row.name): pk for pk, row in limiter_by_id.items() if row.concurrency is not None}
-    holder_counts = Counter[int]()
-    lacking: set[int] = set()
-    for queue, jobtype, key, permits, count in run(using, count_jobs, atomic=False):
+def _find_wrong(limiters: Mapping[int, Limiter], running: Iterable[sql.RunningJobs]) -> set[int]:
+    """Return the limiters that count other jobs than those that run."""
+    by_name = {(row.scope, row.name): pk for pk, row in limiters.items() if row.concurrency is not None}
+    holders, wrong = Counter[int](), set[int]()
+    for queue, jobtype, key, permits, count in running:
         permit_ids = parse_permits(permits)
-        holder_counts.update(dict.fromkeys(permit_ids, count))
+        holders.update(dict.fromkeys(permit_ids, count))
         names = ((Scope.QUEUE, queue), (Scope.TASK, jobtype), (Scope.KEY, key or ""))
-        lacking.update(pk for scope, name in names if (pk := by_name.get((str(scope), name))) and pk not in permit_ids)
-    # These limiters are left out of the comparison below, since `give_missing_permits` has just changed their counters.
-    given_count = sum(give_missing_permits(limiter_id, using=using) for limiter_id in sorted(lacking))
-    if given_count:
-        logger.info("running jobs got permits of limits that were set meanwhile jobs=%d", given_count)
-    return sum(
-        run(using, lambda connection, pk=pk: recount(connection, pk))  # type: ignore[misc]
-        for pk, row in limiter_by_id.items()
-        if pk not in lacking and holder_counts[pk] != row.in_use
-    )
-
-
-def recount(connection: BaseDatabaseWrapper, limiter_id: int) -> bool:
-    """Set the counter of a limiter to the number of jobs that hold its permits; return whether it was wrong.
-
-    Call it inside a transaction. The result is exact: each transaction that changes permits locks the limiter before it
-    commits, so none can commit between the count, which runs after the lock, and this commit.
-    """
-    dialect = dialect_of(connection)
-    with connection.cursor() as cursor:
-        limiters = sql.lock_by_id(cursor, dialect, [limiter_id])
-        for limiter in limiters:
-            count = sql.count_holders(cursor, limiter.id)
-            if count != limiter.in_use:
-                logger.warning(
-                    "wrong count of a limiter, repaired limiter=%s in_use=%d jobs=%d",
-                    limiter.name,
-                    limiter.in_use,
-                    count,
-                )
-                limiter.in_use = count
-                now = dialect.now(cursor)
-                queues, _ = _unblock_fitting(cursor, dialect, limiter, now, was_full=True)
-                sql.save(cursor, limiters)
-                locks.notify_ready(connection, queues)
-                return True
-    return False
+        wrong.update(pk for scope, name in names if (pk := by_name.get((str(scope), name))) and pk not in permit_ids)
+    return wrong | {pk for pk, row in limiters.items() if holders[pk] != row.in_use}
 
 
 def find_without_permits(held_for_s: float, *, using: str) -> list[Reservation]:

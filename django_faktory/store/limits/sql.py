@@ -239,6 +239,12 @@ def find_referenced_limiters(cursor: CursorWrapper) -> Iterator[int]:
         yield limiter_id
 
 
+def is_referenced(cursor: CursorWrapper, limiter_id: int) -> bool:
+    """Return whether jobs refer to this limiter."""
+    cursor.execute(f"SELECT 1 FROM {JOB} WHERE limiter = %s LIMIT 1", [limiter_id])
+    return cursor.fetchone() is not None
+
+
 def unblock_portion(cursor: CursorWrapper, dialect: Dialect, limiter_id: int, limit: int) -> tuple[int, set[str]]:
     """Unblock jobs of a deleted limiter, at most `limit`; return their number and their queues."""
     cursor.execute(f"SELECT id, queue FROM {JOB} WHERE limiter = %s LIMIT %s{dialect.skip_lock}", [limiter_id, limit])
@@ -260,14 +266,18 @@ def count_holders(cursor: CursorWrapper, limiter_id: int) -> int:
     return count
 
 
-def count_running_jobs(cursor: CursorWrapper) -> list[tuple[str, str, str | None, str | None, int]]:
+RunningJobs = tuple[str, str, str | None, str | None, int]
+"""Queue, jobtype, limit key and permits of running jobs, and their number."""
+
+
+def count_running_jobs(cursor: CursorWrapper) -> list[RunningJobs]:
     """Count the running jobs that need no further permit, by queue, jobtype, limit key and permits."""
     cursor.execute(
         # Empty `permits` mark a claimed job that has yet to acquire them; NULL marks one that no limit concerned.
         f"SELECT queue, jobtype, limit_key, permits, COUNT(*) FROM {JOB}"
         " WHERE state = 'working' AND (permits IS NULL OR permits <> '') GROUP BY queue, jobtype, limit_key, permits"
     )
-    rows: list[tuple[str, str, str | None, str | None, int]] = cursor.fetchall()
+    rows: list[RunningJobs] = cursor.fetchall()
     return rows
 
 
