@@ -1,8 +1,7 @@
 """Plant one defect after the other in a copy of the source, and check that the tests detect each.
 
 A suite that passes proves something only if it can fail. For each plant (`scripts/plants.py`), the few tests that
-should detect it run until the first failure: first those of `make test`, then those that only `make test-all` runs.
-Before that, the same tests must pass without plants. Prints a table. The exit code is 1 if a plant survived, if its
+should detect it run until the first failure. Before that, the same tests must pass without plants. Prints a table. The exit code is 1 if a plant survived, if its
 text was not found exactly once, or if pytest failed in another way.
 `--sample 3`: only three plants, different ones at each commit.
 """
@@ -15,7 +14,6 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections import Counter
 from pathlib import Path
 from typing import NamedTuple
 
@@ -26,21 +24,18 @@ from scripts.plants import PLANTS  # noqa: E402  (found by the path above)
 from tests import services  # noqa: E402
 from tests.own_servers import Guard  # noqa: E402
 from tests.programs import obey_signals  # noqa: E402
-from tests.selection import left_out  # noqa: E402
 
 LEFT_OUT = (".*", "*.egg-info", "__pycache__", "node_modules", "db.sqlite3*")
 SOME_FAILED = 1
-NOTHING_CHOSEN = 5
 LONGEST_S = 240
 
 
 class Found(NamedTuple):
-    """The result of one plant, with the test that caught it and the command that runs this test."""
+    """The result of one plant, with the test that caught it."""
 
     name: str
     database: str
     caught_by: str
-    command: str
     trouble: str
     seconds: float
 
@@ -59,27 +54,18 @@ class Field:
         text = path.read_text(encoding="utf-8")
         times = text.count(plant.old)
         if times != 1:
-            return Found(
-                plant.name, plant.database, "", "", f"its text is {times} times in {plant.path}, expected 1", 0.0
-            )
+            trouble = f"its text is {times} times in {plant.path}, expected 1"
+            return Found(plant.name, plant.database, "", trouble, 0.0)
         path.write_text(text.replace(plant.old, plant.new), encoding="utf-8")
         try:
-            command, code, output = self._run_by_command(plant)
+            code, output = self.run(plant.database, *plant.tests)
         finally:
             path.write_text(text, encoding="utf-8")
         caught = re.findall(r"^FAILED (\S+)", output, re.MULTILINE) if code == SOME_FAILED else []
         trouble = (
             "" if caught else "it survived: write the test" if not code else f"no test failed, but:\n{output[-5000:]}"
         )
-        return Found(plant.name, plant.database, "".join(caught[:1]), command, trouble, time.monotonic() - begun)
-
-    def _run_by_command(self, plant):
-        """Run the tests of each command until one fails; return the command, pytest's exit code and its output."""
-        for command, markers in _markers_by_command(plant.database).items():
-            code, output = self.run(plant.database, *plant.tests, "-m", markers)
-            if code not in (0, NOTHING_CHOSEN):
-                return command, code, output
-        return "", 0, output
+        return Found(plant.name, plant.database, "".join(caught[:1]), trouble, time.monotonic() - begun)
 
     def run(self, database, *tests):
         """Return pytest's exit code and its output."""
@@ -110,12 +96,6 @@ class Field:
                     print(f"without any plant, on {database}: {ended}\n{output[-5000:]}")
                     return False
         return True
-
-
-def _markers_by_command(database):
-    """Return the markers of the tests that `make test` runs on this database, and of the others."""
-    skipped = " or ".join(left_out(database, is_first=database == "sqlite", is_quick=True))
-    return {"make test": f"not ({skipped})", "make test-all": skipped}
 
 
 def main():
@@ -170,15 +150,13 @@ def commits():
 
 
 def print_result(found):
-    result = f"caught by {found.command}: {found.caught_by}" if found.caught_by else found.trouble
+    result = f"caught by {found.caught_by}" if found.caught_by else found.trouble
     print(f"{found.seconds:5.1f} s  {found.database:<11} {found.name}\n{'':21}{result}", flush=True)
 
 
 def summary(found, missing):
     survived = [one for one in found if not one.caught_by]
-    caught = Counter(one.command for one in found if one.caught_by)
-    commands = "".join(f", {count} by {command}" for command, count in sorted(caught.items()))
-    print(f"\n{len(found)} planted, {len(found) - len(survived)} caught{commands}")
+    print(f"\n{len(found)} planted, {len(found) - len(survived)} caught")
     for one in survived:
         print(f"NOT CAUGHT  {one.name}: {one.trouble.splitlines()[0]}")
     for kind, why in missing.items():

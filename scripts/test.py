@@ -2,7 +2,8 @@
 
 The databases run at the same time; the output of the second and third is printed at the end.
 Without --all the tests marked `slow` are left out, Hypothesis tries few examples, and the second and third database run
-only what is about SQL and transactions (tests/selection.py). --rest runs only what --all adds to a run without it.
+only what is about SQL and transactions (the marks in pyproject.toml). --rest runs only what --all adds to a run without
+it.
 Arguments that are not its own go to pytest: if they name tests, as in `scripts/test.py tests/store -x`, all of these
 run as with --all.
 The servers are started for the run (tests/own_servers.py) unless the environment names others.
@@ -27,7 +28,6 @@ sys.path.insert(0, str(ROOT))
 from tests import services  # noqa: E402  (found by the path above)
 from tests.own_servers import Guard  # noqa: E402
 from tests.programs import WITH_US, obey_signals  # noqa: E402
-from tests.selection import LEFT_OUT, left_out  # noqa: E402
 
 PROCESSES = min(12, 2 * (os.cpu_count() or 2))
 PROCESSES_OF_OTHERS = 2
@@ -64,15 +64,12 @@ class Run:
         self.command = [*python, "-m", *(["coverage", "run", "-m"] if measure else []), "pytest", "-q"]
         self.command += [f"--junit-xml={self.report}", "-o", "junit_logging=no"]
         self.command += ["-o", f"cache_dir={ROOT / '.demo' / f'cache-{kind}'}"]
-        skipped = left_out(kind, is_first=is_first, is_quick=is_quick)
-        if names_tests(more):
-            skipped.remove("linted")
-        self._left_out = [] if more else skipped
-        chosen = [f"not {name}" for name in skipped]
+        chosen = [expression(kind, is_first=is_first, is_quick=is_quick)]
         if is_rest:
-            quick = left_out(kind, is_first=is_first, is_quick=True)
-            chosen.append(f"({' or '.join([*sorted(set(quick) - set(skipped)), 'varied'])})")
-        self.command += (["-m", " and ".join(chosen)] if chosen else []) + more
+            chosen.append(f"(varied or not ({expression(kind, is_first=is_first, is_quick=True)}))")
+        if not names_tests(more):
+            chosen.append("not linted")
+        self.command += ["-m", " and ".join(filter(None, chosen)), *more]
         self._examples = "quick" if is_quick else "thorough"
         self._processes = PROCESSES if is_first else PROCESSES_OF_OTHERS if is_quick else SLOW_PROCESSES_OF_OTHERS
         self.counts = dict.fromkeys(("passed", "failed", "skipped"), 0)
@@ -109,7 +106,6 @@ class Run:
         self.report.unlink(missing_ok=True)
         own = {"FAKTORY_TEST_DB": self.kind} | ({"COVERAGE_CORE": "sysmon"} if sys.version_info >= (3, 12) else {})
         mine = {"FAKTORY_TEST_TAG": f"{TAG}{self.kind[:1]}", "FAKTORY_TEST_EXAMPLES": self._examples}
-        mine[LEFT_OUT] = ",".join(self._left_out)
         environment = {**mine, **os.environ, **COMPILED, **own}
         with self._output.open("w") if self._output else contextlib.nullcontext() as output:
             return subprocess.Popen(
@@ -128,6 +124,19 @@ class Run:
     @property
     def is_good(self):
         return self.exit_code in (0, NOTHING_CHOSEN)
+
+
+def expression(kind, *, is_first, is_quick):
+    """Return pytest's expression of the tests to run on this kind of database, or an empty string for all."""
+    once = ["once"]
+    if is_quick:
+        once += ["once_if_quick", *(["portable"] if kind == "mariadb" else [])]
+    return " and ".join(
+        [
+            *([] if is_first else [f"not core and (each_database or not ({' or '.join(once)}))"]),
+            *(["(quick or not slow)"] if is_quick else []),
+        ]
+    )
 
 
 def main():

@@ -2,16 +2,22 @@
 
 import gc
 import os
+import re
 import sys
 import threading
+from collections import Counter, defaultdict
+from contextlib import suppress
 
 import django
 import pytest
 from django.db import connections
 
 from django_faktory.store.outages import of_this_node
-from tests import emptying, examples, fork_server, selection, services, snapshots
+from tests import emptying, examples, fork_server, services, snapshots
 from tests.settings import KIND
+
+_MARK = re.compile(r"\bmark\.(\w+)")
+_VARIED = re.compile(r"\b(examples|hypothesis)\b")
 
 gc.set_threshold(20_000, 20, 20)  # the default of 700 objects took 15 % of the time of a collection of tests
 emptying.install()
@@ -30,17 +36,25 @@ def pytest_report_header():
 
 
 def pytest_ignore_collect(collection_path, config):
-    markers = [name for name in os.environ.get(selection.LEFT_OUT, "").split(",") if name]
-    return selection.is_left_out(collection_path, config.rootpath / "tests", markers) or None
+    """Do not import a module if `-m` deselects all its tests: an import takes CPU time in each process."""
+    expression = config.option.markexpr
+    if not expression or not collection_path.match("test_*.py"):
+        return None
+    text = collection_path.read_text(encoding="utf-8")
+    of_module = _MARK.findall(text.partition("\npytestmark = ")[2].partition("\n\n")[0])
+    of_tests = {*(Counter(_MARK.findall(text)) - Counter(of_module)), *(["varied"] if _VARIED.search(text) else [])}
+    if of_tests & set(re.findall(r"\w+", expression)):
+        return None
+    with suppress(TypeError, SyntaxError):  # a mark with arguments; pytest itself reports an error
+        return None if eval(expression, {}, defaultdict(bool, dict.fromkeys(of_module, True))) else True
 
 
-def pytest_collection_modifyitems(config, items):
+def pytest_collection_modifyitems(items):
+    """Mark tests whose number of examples depends on the run."""
     for item in items:
-        selection.mark(item, config.rootpath / "tests")
-
-
-def pytest_collection_finish():
-    gc.freeze()  # tests and modules stay until the end
+        has_examples = getattr(item.module, "examples", None) is examples.examples
+        if has_examples or getattr(item.obj, "is_hypothesis_test", False):
+            item.add_marker(pytest.mark.varied)
 
 
 @pytest.hookimpl(wrapper=True)

@@ -14,7 +14,7 @@ import django_faktory
 from django_faktory import conf
 from django_faktory.checks import settings
 
-pytestmark = pytest.mark.core
+pytestmark = [pytest.mark.linted, pytest.mark.core]
 
 ROOT = Path(__file__).resolve().parent.parent
 DOCS = ROOT / "docs"

@@ -9,7 +9,7 @@ import pytest
 
 from tests.test_house_rules import PACKAGE, ROOT, TESTS, name, tree
 
-pytestmark = pytest.mark.core
+pytestmark = [pytest.mark.linted, pytest.mark.core]
 
 MAX_ROOT_ENTRIES = 20
 MAX_SHARED_CLASS_NAMES = 5

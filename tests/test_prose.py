@@ -9,7 +9,7 @@ import pytest
 
 from tests.test_house_rules import OURS, PACKAGE, TESTS, name, tree
 
-pytestmark = pytest.mark.core
+pytestmark = [pytest.mark.linted, pytest.mark.core]
 
 OLD_WORDS = re.compile(
     r"\b(?:anew|as ever|be it|for ever|lest|nobody|no more|so long|so many|so much|somebody|tells?|those who|told|"

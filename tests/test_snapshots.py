@@ -12,6 +12,8 @@ from tests import services, snapshots
 from tests.programs import ROOT
 from tests.settings import KIND, TAG
 
+pytestmark = pytest.mark.slow
+
 DESCRIBE = """
 import json, sys
 from datetime import datetime

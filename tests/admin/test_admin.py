@@ -8,7 +8,7 @@ from django_faktory.admin import CappedPaginator
 from django_faktory.models import Job, OutboxEntry, Tracking
 from tests.factories import JobFactory, QueueFactory, WorkerFactory, staff_user
 
-pytestmark = pytest.mark.django_db
+pytestmark = [pytest.mark.once_if_quick, pytest.mark.django_db]
 
 STATES = ("scheduled", "enqueued", "working", "retries", "dead", "succeeded", "discarded", "expired")
 JOBS = "admin:django_faktory_job_changelist"

@@ -11,7 +11,7 @@ from tests.factories import JobFactory, payload
 from tests.hostile import JOINED, TEXTS, elements, unwelcome
 from tests.project.tasks import add, echo
 
-pytestmark = pytest.mark.django_db
+pytestmark = [pytest.mark.once, pytest.mark.django_db]
 
 
 @task(takes_context=True)

@@ -19,7 +19,7 @@ from django_faktory.testing import drain
 from tests.admin.pages import words
 from tests.factories import JobFactory, staff_user
 
-pytestmark = pytest.mark.django_db
+pytestmark = [pytest.mark.once_if_quick, pytest.mark.django_db]
 
 
 @task

@@ -11,7 +11,7 @@ from django_faktory.models import CronEntry, CronRun, Job
 from django_faktory.store.cron import entries
 from tests.project import tasks as work
 
-pytestmark = pytest.mark.django_db
+pytestmark = [pytest.mark.once_if_quick, pytest.mark.django_db]
 
 NEW = {
     "name": "nightly",

@@ -21,7 +21,7 @@ from django_faktory.operations.error_groups import FailureKind
 from tests.admin.pages import words
 from tests.factories import T0, JobFactory
 
-pytestmark = pytest.mark.django_db
+pytestmark = [pytest.mark.once_if_quick, pytest.mark.django_db]
 
 TIMEOUT = '{"retry_count":1,"message":"order %d took 30 s","errtype":"net.Timeout"}'
 KIND = FailureKind("net.Timeout", "shop.send", "order N took N s")

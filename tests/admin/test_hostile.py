@@ -82,6 +82,7 @@ def without_harm(client):
     return _seen
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("names", JOINED)
 def test_hostile_texts_of_clients_add_no_element_to_a_page(admin_client, names):
     expected = without_harm(admin_client)
@@ -97,6 +98,7 @@ def test_hostile_texts_of_clients_add_no_element_to_a_page(admin_client, names):
             assert there == before, (was, is_now, "\n".join([*unified_diff(shape(before), shape(there), n=1)][:20]))
 
 
+@pytest.mark.slow
 def test_a_word_of_a_megabyte_adds_no_element_to_a_page(admin_client):
     fill(HARMLESS, argument=MEGABYTE)
     pages = seen(admin_client, HARMLESS)

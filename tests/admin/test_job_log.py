@@ -11,7 +11,7 @@ from tests.admin.pages import words
 from tests.factories import JobFactory
 from tests.hostile import TEXTS, elements, unwelcome
 
-pytestmark = pytest.mark.django_db
+pytestmark = [pytest.mark.once, pytest.mark.django_db]
 
 MARKER = "m4rk3r-secret"
 LINE = f"2026-05-01T12:00:00.123Z WARNING shop.tasks: charged {MARKER}"

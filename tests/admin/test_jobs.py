@@ -26,7 +26,7 @@ from tests.admin.test_admin import act
 from tests.admin.test_errors import all_of, page
 from tests.factories import T0, JobFactory, QueueFactory, WorkerFactory, staff_user
 
-pytestmark = pytest.mark.django_db
+pytestmark = [pytest.mark.once_if_quick, pytest.mark.django_db]
 
 JOBS = "admin:django_faktory_job_changelist"
 VERBS = {"retry": "dead", "requeue": "dead", "cancel": "working", "kill": "retries", "discard": "dead", "prune": "dead"}

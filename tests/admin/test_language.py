@@ -25,7 +25,7 @@ from tests.browser.test_pages import fill, pages, refund
 from tests.factories import JobFactory, QueueFactory, WorkerFactory
 from tests.test_translations import translations
 
-pytestmark = pytest.mark.django_db
+pytestmark = [pytest.mark.once, pytest.mark.django_db]
 
 BEGIN, END = "⟦", "⟧"
 SHOWN_ATTRIBUTES = (
@@ -221,6 +221,7 @@ def read_all(admin_client):
     return read
 
 
+@pytest.mark.slow
 @pytest.mark.skipif(django.VERSION >= (6,), reason="Django's own German lacks texts of its newer pages")
 def test_each_page_is_translated_as_a_whole(read_all, pseudo):
     english = read_all()
@@ -233,6 +234,7 @@ def test_each_page_is_translated_as_a_whole(read_all, pseudo):
     assert dict(pages_by_word) == {}
 
 
+@pytest.mark.slow
 def test_german_pages_have_no_placeholder_and_no_english_menu(read_all, settings):
     settings.LANGUAGE_CODE = "de"
     german = read_all()

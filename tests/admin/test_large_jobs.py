@@ -15,7 +15,7 @@ from django_faktory.models.cron import CronEntry
 from django_faktory.store import texts
 from tests.factories import T0, JobFactory
 
-pytestmark = pytest.mark.django_db
+pytestmark = [pytest.mark.once, pytest.mark.django_db]
 
 MIB = 1024 * 1024
 PAGE_BYTES = 200_000

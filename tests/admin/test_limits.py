@@ -14,6 +14,8 @@ from tests.admin.pages import words
 from tests.factories import QueueFactory
 from tests.store.limits.conftest import Node, limit, states
 
+pytestmark = pytest.mark.once_if_quick
+
 LIMITS = "admin:django_faktory_limit_changelist"
 ADD = "admin:django_faktory_limit_add"
 

@@ -10,7 +10,7 @@ from django.urls import reverse
 from tests.admin.pages import words
 from tests.factories import JobFactory
 
-pytestmark = pytest.mark.django_db
+pytestmark = [pytest.mark.once_if_quick, pytest.mark.django_db]
 
 HOSTILE = "<script>alert(1)</script>"
 

@@ -12,6 +12,8 @@ from django_faktory.models import Job, JobLock
 from tests.admin.pages import words
 from tests.store.locks.conftest import holders, jid, node, state_of  # noqa: F401  (a fixture)
 
+pytestmark = pytest.mark.once_if_quick
+
 LOCKS = "admin:django_faktory_joblock_changelist"
 JOBS = "admin:django_faktory_job_changelist"
 

@@ -18,7 +18,7 @@ from django_faktory.models.cron import CronEntry, CronRun
 from tests.examples import examples
 from tests.factories import T0, JobFactory, QueueFactory, WorkerFactory
 
-pytestmark = [pytest.mark.django_db, pytest.mark.once]
+pytestmark = [pytest.mark.once_if_quick, pytest.mark.django_db, pytest.mark.once]
 
 APP = "django_faktory"
 SECRET = "s3cr3t"
@@ -192,6 +192,7 @@ def test_a_sortable_column_sorts_the_list(admin_client):
     assert ascending == descending[::-1] != []
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", LISTS)
 def test_random_parameters_are_rejected_or_do_not_filter(admin_client, name):
     """Combine random foreign lookups with own parameters: none may return a filtered list."""

@@ -11,7 +11,7 @@ from django.urls import reverse
 from django_faktory.models import OutboxEntry
 from tests.factories import JobFactory, WorkerFactory, staff_user
 
-pytestmark = pytest.mark.django_db
+pytestmark = [pytest.mark.once, pytest.mark.django_db]
 
 
 def entries(client, name, *args):

@@ -21,7 +21,7 @@ from django_faktory.store.statistics import counts, histograms
 from tests.factories import JobFactory, QueueFactory, WorkerFactory
 from tests.store.limits.conftest import Node
 
-pytestmark = pytest.mark.django_db
+pytestmark = [pytest.mark.once_if_quick, pytest.mark.django_db]
 
 PAGE = "admin:django_faktory_overview_changelist"
 PART = "admin:django_faktory_overview_part"

@@ -16,7 +16,7 @@ from tests.factories import JobFactory, QueueFactory
 from tests.management.cli.conftest import faktory  # noqa: F401  (a fixture)
 from tests.project.tasks import add
 
-pytestmark = pytest.mark.django_db
+pytestmark = [pytest.mark.once_if_quick, pytest.mark.django_db]
 
 WHY = "gateway down, ticket 77"
 

@@ -8,7 +8,7 @@ from django_faktory.store import shared_reads
 from tests.admin.pages import words
 from tests.factories import JobFactory, QueueFactory, WorkerFactory
 
-pytestmark = pytest.mark.django_db
+pytestmark = [pytest.mark.once_if_quick, pytest.mark.django_db]
 
 
 def texts(client):

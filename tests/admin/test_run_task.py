@@ -25,7 +25,7 @@ from tests.factories import staff_user
 from tests.hostile import JOINED, elements, unwelcome
 from tests.project.tasks import add, echo, noop
 
-pytestmark = pytest.mark.django_db
+pytestmark = [pytest.mark.once, pytest.mark.django_db]
 
 MARK = "b7c0d2f4-2f8a-4b0e-9f7a-0d6d5a2f8d11"
 

@@ -18,7 +18,7 @@ from example_project.shop.models import Order
 from tests.project import sites
 from tests.security.matrix import routes, rows
 
-pytestmark = [pytest.mark.django_db(databases=["default", "other"]), pytest.mark.once]
+pytestmark = [pytest.mark.once_if_quick, pytest.mark.django_db(databases=["default", "other"]), pytest.mark.once]
 
 ALIASES = ("default", "other")
 SECOND = {"FAKTORY": {"DATABASE": "other"}}

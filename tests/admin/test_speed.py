@@ -16,7 +16,7 @@ from django_faktory.models import Batch, Job, JobLock, OutboxEntry
 from django_faktory.models.cron import CronEntry, CronRun
 from tests.factories import T0, JobFactory, QueueFactory, WorkerFactory
 
-pytestmark = pytest.mark.django_db
+pytestmark = [pytest.mark.once_if_quick, pytest.mark.django_db]
 
 PAGES = {
     "overview": "overview/", "jobs": "job/", "dead jobs": "job/?state=dead", "jobs by error": "job/?q=error:E",
@@ -63,6 +63,7 @@ def addresses():
     return {name: f"/admin/django_faktory/{path.format(**chosen)}" for name, path in PAGES.items()}
 
 
+@pytest.mark.slow
 def test_pages_with_20_rows_take_as_many_statements_as_with_3(admin_client):
     Batch.objects.create(bid="root", children=20)
     make(0, 3)

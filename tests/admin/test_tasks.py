@@ -15,7 +15,7 @@ from django_faktory.store.limits import definitions
 from django_faktory.store.statistics import histograms
 from tests.factories import JobFactory, WorkerFactory
 
-pytestmark = pytest.mark.django_db
+pytestmark = [pytest.mark.once_if_quick, pytest.mark.django_db]
 TASK = "shop.tasks.send"
 
 

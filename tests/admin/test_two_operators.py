@@ -20,7 +20,7 @@ from django_faktory.models.cron import CronEntry
 from django_faktory.operations import bulk
 from tests.factories import T0, JobFactory, QueueFactory, WorkerFactory
 
-pytestmark = pytest.mark.django_db(transaction=True)
+pytestmark = [pytest.mark.once_if_quick, pytest.mark.django_db(transaction=True)]
 
 AGAIN = "Nothing done. If you had to log in again, repeat the action."
 
@@ -119,7 +119,6 @@ def test_two_bulk_runs_on_the_same_jobs_change_each_job_once(two):
     assert discarded
 
 
-@pytest.mark.each_database
 def test_of_two_simultaneous_retries_of_the_same_jobs_each_job_counts_once(two):
     jobs = JobFactory.create_batch(20, dead=True)
     barrier = Barrier(2)

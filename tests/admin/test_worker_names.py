@@ -13,7 +13,7 @@ from tests.admin.pages import words
 from tests.factories import WorkerFactory, staff_user
 from tests.store.limits.conftest import Node, jid
 
-pytestmark = pytest.mark.django_db
+pytestmark = [pytest.mark.once_if_quick, pytest.mark.django_db]
 WID, NAME = "wid-of-the-worker", "vm-3:14426"
 NAMED = f'title="{WID}"[^>]*><bdi>{NAME}</bdi>'
 

@@ -13,6 +13,8 @@ from tests.attacks.inputs import ATTACKS, SMALL_LINE_BYTES
 from tests.attacks.target import OPTIONS, GoodClient, Target
 from tests.server.raw import CERTIFICATE
 
+pytestmark = [pytest.mark.slow, pytest.mark.once]
+
 SECONDS = 0.05
 
 

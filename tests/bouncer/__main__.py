@@ -59,7 +59,7 @@ def in_what_is_left(processes):
 
 def run_tests(environment, more):
     """Run the tests in a separate process; return pytest's exit code."""
-    command = [sys.executable, "-m", "pytest", "-q", "-m", "not core and not once", *more]
+    command = [sys.executable, "-m", "pytest", "-q", "-m", "not core and (each_database or not once)", *more]
     tag = f"via{zlib.crc32(str(ROOT).encode()):08x}"
     environment = {"FAKTORY_TEST_TAG": tag, **os.environ, "FAKTORY_TEST_DB": "postgresql", **environment}
     return subprocess.run(command, cwd=ROOT, env=environment, check=False).returncode

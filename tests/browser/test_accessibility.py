@@ -1,7 +1,11 @@
 """Test that people can act on jobs and queues without a mouse."""
 
+import pytest
+
 from django_faktory.models import Job, Queue
 from tests.browser.test_pages import fill, pages
+
+pytestmark = [pytest.mark.slow, pytest.mark.once]
 
 PATH = "/admin/django_faktory/"
 FOCUSED = """() => {

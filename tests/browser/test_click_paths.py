@@ -13,6 +13,8 @@ from tests.browser.test_pages import NARROW, fill, pages
 from tests.factories import JobFactory
 from tests.waiting import wait_until
 
+pytestmark = [pytest.mark.slow, pytest.mark.once]
+
 PATH = "/admin/django_faktory/"
 
 

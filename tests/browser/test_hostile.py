@@ -8,6 +8,8 @@ from tests.admin.test_hostile import addresses
 from tests.browser.test_pages import STICKS_OUT
 from tests.hostile import TEXTS, fill
 
+pytestmark = [pytest.mark.slow, pytest.mark.once]
+
 WORST = ["one long word", "picture", "huge", "characters that pile up", "right to left", "newlines", "NUL"]
 WORST = WORST[: int(os.environ.get("FAKTORY_TEST_TEXTS", "2"))]
 """Each takes about 15 s; `make soak` tests all of them."""

@@ -3,11 +3,14 @@
 import json
 from datetime import timedelta
 
+import pytest
 from django.utils import timezone
 
 from django_faktory.models import Job, Tracking
 from tests.factories import JobFactory
 from tests.project.tasks import add
+
+pytestmark = [pytest.mark.slow, pytest.mark.once]
 
 
 def test_the_page_of_a_running_job_shows_its_progress_and_its_end(screen):

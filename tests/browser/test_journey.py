@@ -2,12 +2,15 @@
 
 from threading import Event
 
+import pytest
 from django.contrib.admin.models import LogEntry
 
 from django_faktory import Batch, task
 from django_faktory.models import Job, Queue, WorkerProcess
 from django_faktory.testing.live import LiveFaktory
 from tests.waiting import wait_until
+
+pytestmark = [pytest.mark.slow, pytest.mark.once]
 
 partner = Event()
 

@@ -7,6 +7,8 @@ import pytest
 from tests.browser.test_pages import PATH
 from tests.factories import JobFactory, QueueFactory
 
+pytestmark = [pytest.mark.slow, pytest.mark.once]
+
 CUT = """() => {
 const shown = document.querySelector('#result_list').closest('.results').getBoundingClientRect().right;
 return [...document.querySelectorAll('#result_list tbody tr:first-child > *')]

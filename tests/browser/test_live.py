@@ -11,6 +11,8 @@ from django_faktory.models import Job
 from tests.factories import JobFactory, QueueFactory, WorkerFactory
 from tests.project.tasks import add
 
+pytestmark = [pytest.mark.slow, pytest.mark.once]
+
 PATH = "/admin/django_faktory/"
 LATER_MS = 6000
 

@@ -1,9 +1,12 @@
 """The overview in a browser: a button ends an alarm, and the page says when its numbers are old."""
 
+import pytest
 from django.utils import timezone
 
 from django_faktory.models import Queue
 from tests.factories import JobFactory, QueueFactory
+
+pytestmark = [pytest.mark.slow, pytest.mark.once]
 
 
 def test_one_click_resumes_a_paused_queue(screen):

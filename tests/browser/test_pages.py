@@ -26,6 +26,8 @@ from example_project.shop.tasks import send_invoice
 from tests.contrib.gearmonkey.conftest import own_server, redis, server  # noqa: F401  (fixtures)
 from tests.factories import JobFactory, QueueFactory, WorkerFactory
 
+pytestmark = [pytest.mark.slow, pytest.mark.once]
+
 HISTORY = """[{"attempt":1,"wid":"app-1-w1","errtype":"requests.exceptions.Timeout",
 "message":"order 7: no answer in 30 s",
 "started_at":"2026-05-01T11:59:00Z","failed_at":"2026-05-01T11:59:30Z",

@@ -8,6 +8,8 @@ import pytest
 
 from tests.settings import TAG
 
+pytestmark = [pytest.mark.slow, pytest.mark.once]
+
 
 @pytest.mark.parametrize("theme", ["unfold", "jazzmin"])
 def test_the_browser_tests_pass_in_another_theme(chromium_path, theme):

@@ -6,7 +6,7 @@ from django.core.checks import run_checks
 from django_faktory.models import Limit
 from tests.factories import JobFactory
 
-pytestmark = pytest.mark.django_db(databases=["default", "other"])
+pytestmark = [pytest.mark.once_if_quick, pytest.mark.django_db(databases=["default", "other"])]
 
 
 class ToDefault:

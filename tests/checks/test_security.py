@@ -16,7 +16,7 @@ from django_faktory.server.listening import find_max_backlog
 from tests.programs import ROOT
 from tests.server.raw import CERTIFICATE
 
-pytestmark = pytest.mark.django_db(databases=["default", "other"])
+pytestmark = [pytest.mark.once, pytest.mark.django_db(databases=["default", "other"])]
 
 GOOD = {"PASSWORD": "a-password-that-is-long-enough"}
 

@@ -20,7 +20,7 @@ BACKEND = "django_faktory.backend.FaktoryBackend"
 OTHERS = "django_tasks" if Task.__module__.startswith("django_tasks") else "django.tasks"
 
 # From Django 6.1 on, the checks of models query each database for its features.
-pytestmark = pytest.mark.django_db(databases=["default", "other"])
+pytestmark = [pytest.mark.once_if_quick, pytest.mark.django_db(databases=["default", "other"])]
 
 
 def ids(found=None):

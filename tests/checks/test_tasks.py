@@ -10,6 +10,8 @@ from django.test import override_settings
 from django_faktory.checks import tasks
 from django_faktory.tasks import base
 
+pytestmark = pytest.mark.once_if_quick
+
 OURS = "django_faktory.backend.FaktoryBackend"
 
 

@@ -8,6 +8,8 @@ from tests.contract.broker_contract import BrokerContract
 from tests.contract.management_contract import ManagementContract
 from tests.server.conftest import serve  # noqa: F401  (a fixture)
 
+pytestmark = pytest.mark.once
+
 
 @pytest.mark.tuning(fetch_wait_s=0.5)  # no test needs a FETCH that waits for a job
 class TestRemoteBroker(BatchContract, ManagementContract, BrokerContract):

@@ -8,6 +8,8 @@ import pytest
 from django_faktory.core.batch_rules import BatchStep, CallbackProgress, Kind, advance, count
 from django_faktory.core.lifecycle import GONE, State
 
+pytestmark = pytest.mark.core
+
 
 def batch(**changes):
     """Return a committed batch with both callbacks and no members."""

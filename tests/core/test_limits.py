@@ -19,6 +19,8 @@ from django_faktory.core.limits import (
 )
 from tests.factories import T0
 
+pytestmark = pytest.mark.core
+
 
 def limiter(value, number=1, **fields):
     return LimiterState(id=number, allows=Allowance.of(value), filled_at=T0, **fields)

@@ -29,6 +29,7 @@ from tests.factories import payload
 from tests.store import by_ids
 
 pytestmark = [
+    pytest.mark.slow,
     pytest.mark.django_db(transaction=True),
     pytest.mark.skipif(connection.vendor == "sqlite", reason="one writer at a time"),
 ]

@@ -20,6 +20,7 @@ from tests.factories import JobFactory, payload
 from tests.store import by_ids
 
 pytestmark = [
+    pytest.mark.slow,
     pytest.mark.django_db(transaction=True),
     pytest.mark.skipif(connection.vendor != "postgresql", reason="MariaDB locks gaps of indexes too"),
 ]

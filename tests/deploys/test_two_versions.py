@@ -13,7 +13,7 @@ from tests.waiting import wait_until
 JOBS = int(os.environ.get("FAKTORY_DEPLOYS", "40"))
 PHASE_S = 60 + JOBS // 5
 
-pytestmark = pytest.mark.timeout(600 + JOBS // 5)
+pytestmark = [pytest.mark.slow, pytest.mark.timeout(600 + JOBS // 5)]
 
 
 def hand_over(giver, taker):

@@ -21,6 +21,8 @@ from tests.docs.pages import ROOT, examples, name
 from tests.project import middleware
 from tests.project import tasks as project_tasks
 
+pytestmark = pytest.mark.once
+
 AWAITS = ast.PyCF_ALLOW_TOP_LEVEL_AWAIT
 """Allow top-level `await`, as asyncio's shell does."""
 

@@ -15,7 +15,7 @@ from tests.programs import WITH_US
 from tests.server.conftest import serve  # noqa: F401  (a fixture)
 from tests.waiting import wait_until
 
-pytestmark = pytest.mark.django_db(transaction=True)
+pytestmark = [pytest.mark.once, pytest.mark.django_db(transaction=True)]
 
 
 def programs(language, *page):

@@ -8,6 +8,8 @@ from django.contrib.auth.models import Permission
 from django_faktory.models import permissions
 from tests.docs.pages import section, text_of
 
+pytestmark = pytest.mark.once
+
 
 def rows():
     """Return the table's rows, by resource, as lists of cells."""

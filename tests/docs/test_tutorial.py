@@ -13,7 +13,7 @@ from example_project.shop import tasks as shop_tasks
 from example_project.shop.models import Delivery
 from tests.docs.pages import DOCS, examples, text_of
 
-pytestmark = pytest.mark.django_db
+pytestmark = [pytest.mark.once, pytest.mark.django_db]
 
 PAGE = DOCS / "tutorial.md"
 

@@ -17,7 +17,7 @@ from example_project.shop import tasks
 from example_project.shop.models import DailyReport, Delivery, Invoice, Order, Parcel, WebhookCall
 from example_project.shop.orders import deliver, place_order
 
-pytestmark = [pytest.mark.django_db, pytest.mark.urls("example_project.urls")]
+pytestmark = [pytest.mark.once, pytest.mark.django_db, pytest.mark.urls("example_project.urls")]
 
 ENGINE = {"customer": "ada@example.org", "item": "Analytical Engine", "price": "1843.00"}
 

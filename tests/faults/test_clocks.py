@@ -19,6 +19,7 @@ from tests.settings import KIND
 from tests.waiting import wait_until
 
 pytestmark = [
+    pytest.mark.slow,
     pytest.mark.django_db(transaction=True),
     pytest.mark.timeout(600 + JOBS // 5),
     pytest.mark.skipif(KIND == "sqlite", reason="left out: SQLite has no clock but that of its programs"),

@@ -12,7 +12,7 @@ from tests.faults.arena import pause_of_chance
 from tests.faults.size import JOBS, scaled
 from tests.server.raw import RawClient
 
-pytestmark = pytest.mark.timeout(600 + JOBS // 5)
+pytestmark = [pytest.mark.slow, pytest.mark.timeout(600 + JOBS // 5)]
 MAKERS, TAKERS = 3, 4
 STEP = "tests.faults.tasks.step"
 

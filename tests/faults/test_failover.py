@@ -14,7 +14,7 @@ from tests.faults.stores import programs_folder
 from tests.server.raw import RawClient
 from tests.waiting import wait_until
 
-pytestmark = pytest.mark.timeout(600 + JOBS // 5)
+pytestmark = [pytest.mark.slow, pytest.mark.timeout(600 + JOBS // 5)]
 MAKERS, TAKERS = 3, 4
 STEP = "tests.faults.tasks.step"
 SERVED_WITHIN_S = 5

@@ -10,7 +10,7 @@ from tests.faults.proxy import Proxy
 from tests.faults.size import JOBS, scaled
 from tests.server.raw import RawClient, push
 
-pytestmark = [pytest.mark.django_db(transaction=True), pytest.mark.timeout(600 + JOBS // 5)]
+pytestmark = [pytest.mark.slow, pytest.mark.django_db(transaction=True), pytest.mark.timeout(600 + JOBS // 5)]
 MAKERS, TAKERS = 3, 5
 STEP = "tests.faults.tasks.step"
 HARM_S = (0.05, 0.3, 1, 3, 6)

@@ -7,7 +7,7 @@ import pytest
 from tests.faults.arena import pause_of_chance
 from tests.faults.size import JOBS, scaled
 
-pytestmark = [pytest.mark.django_db(transaction=True), pytest.mark.timeout(600 + JOBS // 5)]
+pytestmark = [pytest.mark.slow, pytest.mark.django_db(transaction=True), pytest.mark.timeout(600 + JOBS // 5)]
 MAKERS, TAKERS = 4, 6
 
 

@@ -15,7 +15,7 @@ from tests.faults.arena import FAST, kill, pause_of_chance
 from tests.faults.size import JOBS, scaled
 from tests.server.raw import RawClient
 
-pytestmark = [pytest.mark.django_db(transaction=True), pytest.mark.timeout(600 + JOBS // 5)]
+pytestmark = [pytest.mark.slow, pytest.mark.django_db(transaction=True), pytest.mark.timeout(600 + JOBS // 5)]
 CONCURRENCY = 4
 STEP = "tests.faults.tasks.step"
 

@@ -13,7 +13,7 @@ from tests.interop.conftest import HERE
 from tests.server.conftest import serve  # noqa: F401  (a fixture)
 from tests.waiting import wait_until
 
-pytestmark = pytest.mark.django_db(transaction=True)
+pytestmark = [pytest.mark.slow, pytest.mark.once, pytest.mark.django_db(transaction=True)]
 
 
 def test_npms_client_runs_the_child_batch_first_and_adds_only_from_inside(url, node_folder):

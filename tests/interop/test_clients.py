@@ -25,7 +25,7 @@ from tests.interop.conftest import FOLDERS, HERE
 from tests.server.conftest import serve  # noqa: F401  (a fixture)
 from tests.waiting import wait_until
 
-pytestmark = pytest.mark.django_db(transaction=True)
+pytestmark = [pytest.mark.slow, pytest.mark.once, pytest.mark.django_db(transaction=True)]
 
 CLIENTS = ["pyfaktory", "faktory", "node", "go", "ruby"]
 JOBTYPES = {"ruby": ("Add", "Fails")}

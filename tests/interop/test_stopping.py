@@ -14,7 +14,7 @@ from tests.interop.test_clients import JOBTYPES
 from tests.server.conftest import serve  # noqa: F401  (a fixture)
 from tests.waiting import wait_until
 
-pytestmark = pytest.mark.django_db(transaction=True)
+pytestmark = [pytest.mark.slow, pytest.mark.once, pytest.mark.django_db(transaction=True)]
 
 
 @pytest.mark.parametrize("kind", ["go", "ruby"])

@@ -15,7 +15,7 @@ from tests.factories import JobFactory, payload
 from tests.project.models import Mark
 from tests.project.tasks import add, noop
 
-pytestmark = pytest.mark.django_db
+pytestmark = [pytest.mark.once_if_quick, pytest.mark.django_db]
 
 
 class ProxyMark(Mark):

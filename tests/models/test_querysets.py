@@ -21,7 +21,7 @@ from django_faktory.store.jobs import bulk, pushes
 from tests.factories import T0, JobFactory, QueueFactory, payload
 from tests.project.tasks import add
 
-pytestmark = pytest.mark.django_db
+pytestmark = [pytest.mark.portable, pytest.mark.django_db]
 
 TRAITS = [str(state) for state in State if state != State.ENQUEUED]
 
@@ -404,6 +404,7 @@ def test_only_lists_of_failed_jobs_are_in_the_order_of_failure(text):
 # --- indexes
 
 
+@pytest.mark.each_database
 @pytest.mark.parametrize(
     ("find", "index"),
     [

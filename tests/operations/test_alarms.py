@@ -19,7 +19,7 @@ from django_faktory.store.statistics import histograms
 from tests.factories import JobFactory, QueueFactory, WorkerFactory
 from tests.store.limits.conftest import Node, limit
 
-pytestmark = pytest.mark.django_db
+pytestmark = [pytest.mark.once_if_quick, pytest.mark.django_db]
 
 
 def ago(**duration):

@@ -14,7 +14,7 @@ from tests.admin.pages import words
 from tests.admin.test_jobs import JOBS, found, make_mails_of_which_two_are_recent
 from tests.factories import JobFactory, QueueFactory
 
-pytestmark = pytest.mark.django_db
+pytestmark = [pytest.mark.once_if_quick, pytest.mark.django_db]
 
 
 @pytest.fixture

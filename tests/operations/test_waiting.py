@@ -18,7 +18,7 @@ from tests.factories import JobFactory, QueueFactory, WorkerFactory
 from tests.management.cli.conftest import asked, faktory  # noqa: F401  (fixtures)
 from tests.store.limits.conftest import Node, jid, limit
 
-pytestmark = pytest.mark.django_db
+pytestmark = [pytest.mark.once_if_quick, pytest.mark.django_db]
 TIME = r"\d{4}-\d\d-\d\d \d\d:\d\d:\d\d [A-Z]+"
 
 

@@ -13,7 +13,7 @@ from django.db import connection
 
 JOBS = int(os.environ.get("FAKTORY_OUTSIDE", "0"))
 SEED = int(os.environ.get("FAKTORY_OUTSIDE_SEED", time.time_ns() % 2**32))
-pytestmark = [pytest.mark.django_db(transaction=True), pytest.mark.timeout(600 + JOBS)]
+pytestmark = [pytest.mark.slow, pytest.mark.django_db(transaction=True), pytest.mark.timeout(600 + JOBS)]
 in_large_or_on_postgresql = pytest.mark.skipif(
     JOBS == 0 and connection.vendor != "postgresql", reason="FAKTORY_OUTSIDE runs it on this database"
 )

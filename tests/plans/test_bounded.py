@@ -27,6 +27,7 @@ from tests.waiting import wait_until
 
 psycopg = pytest.importorskip("psycopg", reason="psycopg 3 passes on the notices of auto_explain")
 pytestmark = [
+    pytest.mark.slow,
     pytest.mark.skipif(KIND != "postgresql", reason="the plans are PostgreSQL's"),
     pytest.mark.skipif(VIA != "", reason="auto_explain is a setting of a session"),
     pytest.mark.django_db(transaction=True),

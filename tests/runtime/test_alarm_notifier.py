@@ -23,7 +23,7 @@ from django_faktory.store.jobs import failures
 from tests.factories import JobFactory, QueueFactory, WorkerFactory
 from tests.operations.test_alarms import ago, running_worker, waiting
 
-pytestmark = pytest.mark.django_db(transaction=True)
+pytestmark = [pytest.mark.once_if_quick, pytest.mark.django_db(transaction=True)]
 
 
 @pytest.fixture(autouse=True)

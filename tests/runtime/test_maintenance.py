@@ -23,7 +23,7 @@ from django_faktory.store.notifier.postgresql import ANY_QUEUE
 from tests.factories import JobFactory, WorkerFactory, payload
 from tests.waiting import wait_until
 
-pytestmark = pytest.mark.django_db(transaction=True)
+pytestmark = [pytest.mark.once_if_quick, pytest.mark.django_db(transaction=True)]
 
 
 def ago(**time):
@@ -298,6 +298,7 @@ def minute(monkeypatch):
     return live
 
 
+@pytest.mark.each_database
 def test_an_idle_minute_takes_at_most_86_sql_statements(minute):
     JobFactory(scheduled=True, run_at=timezone.now() + timedelta(hours=1))
     JobFactory(working=True, reserved_until=timezone.now() + timedelta(hours=1), wid="")

@@ -25,6 +25,8 @@ from tests.project.models import Mark
 from tests.project.tasks import add, async_add, echo, flaky
 from tests.waiting import wait_until
 
+pytestmark = pytest.mark.once
+
 MARKER = "m4rk3r-1n-args"
 OLD, NEW, OTHER = (Fernet.generate_key().decode() for _ in range(3))
 

@@ -10,6 +10,8 @@ from django_faktory.core.logs import MARGIN, Lines, get_logger, one_line
 from tests.server.raw import RawClient, push
 from tests.test_house_rules import PACKAGE, name, tree
 
+pytestmark = pytest.mark.once
+
 FORGED = "2026-01-01 00:00:00,000 ERROR    1 root was here"
 HOSTILE = [
     f"x\n{FORGED}",

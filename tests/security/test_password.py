@@ -14,6 +14,8 @@ from django_faktory.errors import BrokerUnavailable, ProtocolError
 from django_faktory.models import Job
 from tests.server.raw import CERTIFICATE, RawClient, over_both, push
 
+pytestmark = pytest.mark.once
+
 PASSWORD = "correct horse battery staple"
 
 

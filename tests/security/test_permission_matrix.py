@@ -155,6 +155,7 @@ def others():
     return [one for one in [*api_requests(), *admin_requests()] if one.name not in names]
 
 
+@pytest.mark.slow
 def test_each_marker_is_shown_to_users_with_its_permissions(asker, everything):
     """Prove that the checks for markers can fail."""
     assert not_seen(asker, admin_requests(), everything) == []

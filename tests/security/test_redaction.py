@@ -27,6 +27,8 @@ from tests.project import redacting
 from tests.project.tasks import echo
 from tests.waiting import wait_until
 
+pytestmark = pytest.mark.once
+
 MARKER = "m4rk3r-1n-args"
 HIDE_ALL = {"REDACT": "tests.project.redacting.hides_all"}
 
@@ -114,6 +116,7 @@ def text_of(answer):
     return (b"".join(answer.streaming_content) if answer.streaming else answer.content).decode(errors="replace")
 
 
+@pytest.mark.slow
 def test_admin_pages_show_arguments_without_redaction(marked, admin_client):
     """Prove that the test above can fail."""
     shown = {address: text_of(admin_client.get(address, follow=True)) for address in pages_of_the_admin()}
@@ -155,6 +158,7 @@ def test_no_api_response_shows_hidden_arguments(marked, admin_client):
     assert any("cron" in address and "1 arguments of" in text for address, text in bodies.items())
 
 
+@pytest.mark.slow
 def test_api_responses_show_arguments_without_redaction(marked, admin_client):
     """Prove that the test above can fail."""
     with override_settings(FAKTORY={"API_READS": ""}):
@@ -244,6 +248,7 @@ def test_an_invalid_form_shows_no_hidden_arguments(marked, admin_client, field):
     assert MARKER not in text_of(answer)
 
 
+@pytest.mark.slow
 def test_admin_log_and_confirmation_pages_show_no_hidden_arguments(marked, admin_client):
     entry, outgoing = CronEntry.objects.get(name="marked"), OutboxEntry.objects.first()
     responses = []

@@ -18,6 +18,8 @@ from django_faktory.core.protocol.connection import hash_password
 from django_faktory.runtime.config import make_run_config
 from tests.server.raw import RawClient
 
+pytestmark = pytest.mark.once
+
 SECRET = "m4rk3r-0f-a-s3cr3t"
 URL = f"tcp://:{SECRET}@localhost:7419"
 
@@ -54,12 +56,14 @@ def test_logs_info_and_command_lines_of_a_running_server_show_no_secret(runfakto
     assert pwdhash not in text
 
 
+@pytest.mark.slow
 def test_a_password_in_a_command_line_url_causes_a_warning(runfaktory):
     program = runfaktory("--worker-only", "--drain", "--url", URL.replace("7419", "1"), "--no-reload")
     program.wait_for_log("`ps` shows its password")
     assert SECRET not in program.text
 
 
+@pytest.mark.slow
 def test_a_public_server_without_a_password_warns_when_it_starts(runfaktory):
     program = runfaktory("0.0.0.0:0", "--server-only", "--no-reload")
     program.wait_for_log("can be reached from other machines, and there is no password")

@@ -21,7 +21,7 @@ from django_faktory.store import queues, workers
 from tests.server.raw import RawClient, push, worker
 from tests.waiting import wait_until
 
-pytestmark = pytest.mark.django_db(transaction=True)
+pytestmark = [pytest.mark.once_if_quick, pytest.mark.django_db(transaction=True)]
 with_locks = pytest.mark.skipif(connection.vendor == "sqlite", reason="SQLite has one writer at a time")
 
 VERBS_WITH_DATABASE = (

@@ -14,7 +14,7 @@ from django_faktory.models import Job, JobLock
 from tests.server.raw import RawClient, push, worker
 from tests.waiting import wait_until
 
-pytestmark = pytest.mark.django_db(transaction=True)
+pytestmark = [pytest.mark.once_if_quick, pytest.mark.django_db(transaction=True)]
 
 
 class Confirming(OrmBroker):

@@ -8,6 +8,8 @@ import pytest
 from django_faktory.models import Job, WorkerProcess
 from tests.server.raw import RawClient, push, worker
 
+pytestmark = pytest.mark.once_if_quick
+
 JID = '{"jid":"abcdefgh"}'
 
 

@@ -17,6 +17,8 @@ from django_faktory.server.waiting_fetches import FetchQueue
 from tests.server.raw import RawClient, push, worker
 from tests.waiting import wait_until
 
+pytestmark = pytest.mark.once_if_quick
+
 MANY = tuple(f"many-{number:04d}" for number in range(1000))
 
 

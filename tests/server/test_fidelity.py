@@ -11,6 +11,8 @@ from tests.examples import examples
 from tests.server.raw import push, worker
 from tests.settings import KIND
 
+pytestmark = pytest.mark.once_if_quick
+
 real = settings(
     max_examples=examples(60 if KIND == "sqlite" else 20),
     suppress_health_check=[HealthCheck.function_scoped_fixture, HealthCheck.too_slow],

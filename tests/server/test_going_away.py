@@ -13,6 +13,8 @@ from django_faktory.models import Job
 from tests.server.raw import RawClient, over_both, push, worker
 from tests.waiting import wait_until
 
+pytestmark = pytest.mark.once
+
 
 class Slow(OrmBroker):
     """OrmBroker that returns claims only when the test allows it, and raises `release_errors` from `release`.
@@ -150,6 +152,7 @@ def fetch_without_reading(server, wid="deaf"):
     return client
 
 
+@pytest.mark.slow
 @pytest.mark.tuning(slow_reader_s=0.2)
 @pytest.mark.parametrize(
     "limit", [pytest.param(limit, marks=pytest.mark.tuning(write_buffer_bytes=limit)) for limit in (10**9, 10_000)]

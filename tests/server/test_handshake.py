@@ -10,6 +10,8 @@ from django_faktory.core.protocol.connection import hash_password
 from django_faktory.models import WorkerProcess
 from tests.server.raw import RawClient, over_both, push, worker
 
+pytestmark = pytest.mark.once
+
 
 @pytest.fixture
 def raw(server):

@@ -10,6 +10,8 @@ import pytest
 from django_faktory.server.handshake_queue import HandshakeQueue
 from tests.server.raw import RawClient
 
+pytestmark = pytest.mark.once_if_quick
+
 ROUNDS = 20_000
 
 

@@ -9,6 +9,8 @@ from django_faktory.server.long_commands import CommandScheduler
 from tests.server.raw import push
 from tests.waiting import wait_until
 
+pytestmark = pytest.mark.once_if_quick
+
 LONG = 4 * 1024 * 1024
 PIECE = 1024 * 1024
 

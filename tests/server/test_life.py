@@ -16,6 +16,8 @@ from tests.factories import payload
 from tests.server.raw import RawClient, over_both, push, worker
 from tests.waiting import wait_until
 
+pytestmark = pytest.mark.once_if_quick
+
 
 class Moody(OrmBroker):
     """OrmBroker with a database that the test can make unavailable or slow, or make fail on one jid."""

@@ -15,6 +15,8 @@ from django_faktory.models import Job
 from tests.server.raw import RawClient, over_both, push, worker
 from tests.waiting import wait_until
 
+pytestmark = pytest.mark.once
+
 
 def only_connection(server):
     return next(iter(server._connections))
@@ -185,6 +187,7 @@ def test_the_command_timeout_does_not_run_while_a_fetch_waits(serve):
         one.close()
 
 
+@pytest.mark.slow
 @over_both
 @pytest.mark.tuning(slow_reader_s=0.5)
 def test_a_slow_reader_receives_a_large_job_completely(serve):
@@ -287,6 +290,7 @@ def test_a_transaction_is_limited_in_jobs_and_bytes(serve):
         client.close()
 
 
+@pytest.mark.slow
 @over_both
 def test_a_stopping_server_waits_until_a_slow_client_has_read_its_reply(serve):
     """W28: the stop waits until the client has read its replies."""

@@ -15,6 +15,8 @@ from tests.server.raw import RawClient, push
 from tests.server.test_limits import Gated
 from tests.waiting import wait_until
 
+pytestmark = pytest.mark.once
+
 
 def pushb(count, name="many", **fields):
     jobs = ({"jid": f"{name}-{number:06d}", "jobtype": "noop", "args": []} | fields for number in range(count))
@@ -30,6 +32,7 @@ def has_answer(client):
         client.socket.settimeout(60)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "line",
     [

@@ -9,6 +9,8 @@ from tests.factories import JobFactory, QueueFactory
 from tests.server.raw import RawClient, push, worker
 from tests.waiting import wait_until
 
+pytestmark = pytest.mark.once
+
 
 @pytest.fixture
 def quiet_server(serve, settings):

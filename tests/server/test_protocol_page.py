@@ -8,6 +8,8 @@ import pytest
 from django_faktory.core.protocol.commands import VERBS
 from tests.server.raw import RawClient, push, worker
 
+pytestmark = pytest.mark.once
+
 PAGE = (Path(__file__).parents[2] / "docs" / "protocol.md").read_text(encoding="utf-8")
 
 ANSWERS = [

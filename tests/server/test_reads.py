@@ -14,6 +14,8 @@ from tests.factories import JobFactory
 from tests.server.raw import RawClient, push
 from tests.waiting import wait_until
 
+pytestmark = pytest.mark.once_if_quick
+
 WAITING = 6_000
 """Jobs that make INFO slow: it counts more than 5,000 rows of a queue in portions."""
 

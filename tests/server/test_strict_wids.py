@@ -13,6 +13,8 @@ from tests.project import tasks
 from tests.server.raw import push, worker
 from tests.waiting import wait_until
 
+pytestmark = pytest.mark.once_if_quick
+
 strict = override_settings(FAKTORY={"STRICT_WIDS": True})
 
 REFUSAL = "-ERR {}: this server has STRICT_WIDS, expected a connection that gave its wid in HELLO"

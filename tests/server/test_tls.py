@@ -16,6 +16,8 @@ from tests.factories import payload
 from tests.server.raw import CERTIFICATE, RawClient, push, worker
 from tests.waiting import wait_until
 
+pytestmark = pytest.mark.once
+
 GREETING = b'+HI {"v":2}\r\n'
 
 

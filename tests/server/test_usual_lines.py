@@ -15,6 +15,8 @@ from tests.examples import examples
 from tests.server.raw import RawClient, worker
 from tests.settings import KIND
 
+pytestmark = pytest.mark.once_if_quick
+
 NO_VERB = b"\r\n"
 """An empty line. Sent before a line, both arrive together, so that the line is buffered and takes the general path."""
 

@@ -31,7 +31,7 @@ from tests.store import by_ids
 from tests.waiting import wait_until
 
 KILLS = int(os.environ.get("FAKTORY_SOAK_KILLS", "2"))
-pytestmark = [pytest.mark.django_db(transaction=True), pytest.mark.timeout(600 + 30 * KILLS)]
+pytestmark = [pytest.mark.slow, pytest.mark.django_db(transaction=True), pytest.mark.timeout(600 + 30 * KILLS)]
 CALLBACKS = {
     "complete": {"jobtype": "tests.soak.tasks.completes"},
     "success": {"jobtype": "tests.soak.tasks.succeeds"},

@@ -28,7 +28,7 @@ IS_FULL = BATCHES >= 100
 MEMBERS, WORKERS, RACES = (50, 16, 1000) if IS_FULL else (12, 6, 30)
 FINAL_WITHIN_S = 60
 DEEPEST = 2
-pytestmark = [pytest.mark.django_db(transaction=True), pytest.mark.timeout(900 if IS_FULL else 600)]
+pytestmark = [pytest.mark.slow, pytest.mark.django_db(transaction=True), pytest.mark.timeout(900 if IS_FULL else 600)]
 
 
 class Turning(threading.Thread):

@@ -17,7 +17,7 @@ from tests.runtime.processes.test_nodes import kill
 from tests.waiting import wait_until
 
 SECONDS = min(60, max(8, int(os.environ.get("FAKTORY_SOAK_KILLS", "2"))))
-pytestmark = [pytest.mark.django_db(transaction=True), pytest.mark.timeout(600 + 4 * SECONDS)]
+pytestmark = [pytest.mark.slow, pytest.mark.django_db(transaction=True), pytest.mark.timeout(600 + 4 * SECONDS)]
 
 
 def test_each_cron_tick_enqueues_one_job_while_nodes_are_killed(runfaktory):

@@ -21,7 +21,7 @@ MINUTES = float(os.environ.get("FAKTORY_SOAK_MINUTES", "0"))
 ROUNDS = 30
 """Minimum number of rounds, also for a run of 0 minutes."""
 
-pytestmark = [pytest.mark.django_db(transaction=True), pytest.mark.timeout(600 + 120 * MINUTES)]
+pytestmark = [pytest.mark.slow, pytest.mark.django_db(transaction=True), pytest.mark.timeout(600 + 120 * MINUTES)]
 
 MB = 2**20
 SLOPE_MB = 1.0

@@ -20,7 +20,7 @@ from tests.project import tasks
 from tests.project.models import Mark
 from tests.waiting import wait_until
 
-pytestmark = pytest.mark.django_db(transaction=True)
+pytestmark = [pytest.mark.slow, pytest.mark.django_db(transaction=True)]
 KILLS = int(os.environ.get("FAKTORY_SOAK_KILLS", "4"))
 JOBS_A_KILL = 60
 

@@ -19,7 +19,7 @@ from django_faktory.runtime.maintenance import Maintenance
 from django_faktory.store.limits import definitions
 from tests.factories import payload
 
-pytestmark = pytest.mark.django_db(transaction=True)
+pytestmark = [pytest.mark.slow, pytest.mark.django_db(transaction=True)]
 
 SECONDS = float(os.environ.get("SOAK_LIMIT_S", "3"))
 RATE = int(os.environ.get("SOAK_LIMIT_RATE", "40" if connection.vendor == "sqlite" else "100"))

@@ -26,7 +26,7 @@ from tests.waiting import wait_until
 JOBS = int(os.environ.get("FAKTORY_SOAK_LOCKS", "160"))
 KEYS, CLIENTS, SET = 20, 16, 40
 LEASE_S = 3
-pytestmark = [pytest.mark.django_db(transaction=True), pytest.mark.timeout(600 + JOBS)]
+pytestmark = [pytest.mark.slow, pytest.mark.django_db(transaction=True), pytest.mark.timeout(600 + JOBS)]
 SETTINGS = {
     "LOCKET": {"ENABLED": True, "HEARTBEAT_FREQUENCY": 1, "JOB_LOCK_DURATION": LEASE_S},
     "WORKER_TIMEOUT": 3 * LEASE_S,

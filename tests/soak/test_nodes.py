@@ -15,7 +15,7 @@ from tests.server.raw import RawClient, push, worker
 from tests.waiting import wait_until
 
 KILLS = int(os.environ.get("FAKTORY_SOAK_KILLS", "2"))
-pytestmark = [pytest.mark.django_db(transaction=True), pytest.mark.timeout(600 + 30 * KILLS)]
+pytestmark = [pytest.mark.slow, pytest.mark.django_db(transaction=True), pytest.mark.timeout(600 + 30 * KILLS)]
 WIDS = ("wid-0", "wid-1")
 MOST_AHEAD = 500
 

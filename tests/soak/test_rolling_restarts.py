@@ -17,7 +17,7 @@ from tests.runtime.processes import tasks
 from tests.runtime.processes.conftest import runfaktory  # noqa: F401  (a fixture)
 from tests.waiting import wait_until
 
-pytestmark = pytest.mark.django_db(transaction=True)
+pytestmark = [pytest.mark.slow, pytest.mark.django_db(transaction=True)]
 
 RESTARTS = int(os.environ.get("FAKTORY_SOAK_RESTARTS", "3"))
 JOBS = 200 if RESTARTS >= 5 else 40

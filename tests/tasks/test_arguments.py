@@ -23,6 +23,8 @@ from tests.project import tasks
 from tests.project.models import Mark
 from tests.tasks.work import work
 
+pytestmark = pytest.mark.once_if_quick
+
 
 def travelled(value):
     """Encode a value as args and as kwargs, through the text of a job, and return it decoded."""

@@ -13,7 +13,7 @@ from django_faktory.models import Job
 from django_faktory.tasks.compat import InvalidTask
 from django_faktory.testing import drain
 
-pytestmark = pytest.mark.django_db(transaction=True)
+pytestmark = [pytest.mark.once_if_quick, pytest.mark.django_db(transaction=True)]
 messages = []
 
 

@@ -8,7 +8,7 @@ from django_faktory.models import Batch as Row
 from django_faktory.models import Job
 from django_faktory.testing import drain
 
-pytestmark = pytest.mark.django_db(transaction=True)
+pytestmark = [pytest.mark.once_if_quick, pytest.mark.django_db(transaction=True)]
 ran = []
 
 

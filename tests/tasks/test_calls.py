@@ -13,7 +13,7 @@ from django_faktory.tasks import cron
 from django_faktory.tasks.compat import InvalidTask
 from tests.project import tasks
 
-pytestmark = pytest.mark.django_db(transaction=True)
+pytestmark = [pytest.mark.once_if_quick, pytest.mark.django_db(transaction=True)]
 
 BACKEND = "django_faktory.backend.FaktoryBackend"
 STRICT = {"default": {"BACKEND": BACKEND, "QUEUES": ["default", "mail", "low"]}}

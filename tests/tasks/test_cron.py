@@ -25,7 +25,7 @@ from tests.project import tasks as work
 from tests.project.models import Mark
 from tests.waiting import wait_until
 
-pytestmark = pytest.mark.django_db(transaction=True)
+pytestmark = [pytest.mark.once_if_quick, pytest.mark.django_db(transaction=True)]
 
 NOON = datetime(2026, 5, 1, 12, 0, tzinfo=UTC)
 RING = {"schedule": "0 12 * * *", "jobtype": "ring", "args": [1, "two"], "zone": "UTC"}
@@ -256,6 +256,7 @@ def test_a_node_enqueues_due_entries_and_notifies_fetchers(start_maintenance, in
     assert timedelta(0) <= run.at - run.tick < timedelta(seconds=10)
 
 
+@pytest.mark.slow
 def test_edits_pauses_and_new_entries_take_effect_without_a_restart(start_maintenance):
     start_maintenance()
     entry = CronEntry(name="ring", schedule="0 0 1 1 *", zone="UTC", jobtype="ring")

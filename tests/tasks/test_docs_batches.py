@@ -11,7 +11,7 @@ from django_faktory.models import Batch as Row
 from django_faktory.testing import drain
 from tests.project.tasks import fails_for_good, fails_with_backoff
 
-pytestmark = pytest.mark.django_db
+pytestmark = [pytest.mark.once_if_quick, pytest.mark.django_db]
 
 DOCUMENT = Path(__file__).parent.parent.parent / "docs" / "batches.md"
 TEXT = DOCUMENT.read_text(encoding="utf-8")

@@ -15,7 +15,7 @@ from django_faktory.tasks.middleware import Middleware
 from tests.project import middleware, tasks
 from tests.tasks.work import work
 
-pytestmark = pytest.mark.django_db(transaction=True)
+pytestmark = [pytest.mark.once_if_quick, pytest.mark.django_db(transaction=True)]
 
 PAGE = (Path(__file__).parent.parent.parent / "docs" / "middleware.md").read_text(encoding="utf-8")
 

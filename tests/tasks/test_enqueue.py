@@ -25,7 +25,7 @@ from django_faktory.tasks.json_values import encode_json, normalize_result
 from tests.project import tasks
 from tests.tasks.work import work
 
-pytestmark = pytest.mark.django_db(transaction=True)
+pytestmark = [pytest.mark.once_if_quick, pytest.mark.django_db(transaction=True)]
 
 BACKEND = "django_faktory.backend.FaktoryBackend"
 OTHERS = "django_tasks" if Task.__module__.startswith("django_tasks") else "django.tasks"

@@ -12,7 +12,7 @@ from django_faktory import Batch, FaktoryError, NotUnique, apush, push
 from django_faktory.models import Job
 from tests.project.tasks import noop
 
-pytestmark = pytest.mark.django_db(transaction=True)
+pytestmark = [pytest.mark.once_if_quick, pytest.mark.django_db(transaction=True)]
 
 
 def test_push_stores_a_job_without_a_task():

@@ -16,7 +16,7 @@ from django_faktory.store.maintenance import due
 from django_faktory.tasks.compat import TaskResultStatus, task_enqueued
 from tests.tasks.work import work
 
-pytestmark = pytest.mark.django_db(transaction=True)
+pytestmark = [pytest.mark.once_if_quick, pytest.mark.django_db(transaction=True)]
 
 
 @task(unique_for=600)

@@ -17,7 +17,7 @@ from tests.project import middleware, tasks
 from tests.project.models import Mark
 from tests.tasks.work import work
 
-pytestmark = pytest.mark.django_db(transaction=True)
+pytestmark = [pytest.mark.once_if_quick, pytest.mark.django_db(transaction=True)]
 
 OURS = "tests.project.middleware."
 CONTEXT = [f"django_faktory.tasks.middleware.{name}" for name in ("Language", "TimeZone", "Trace")]

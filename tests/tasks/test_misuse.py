@@ -17,6 +17,8 @@ from django_faktory.tasks.middleware import Middleware
 from tests.project import tasks
 from tests.tasks.work import work
 
+pytestmark = pytest.mark.once_if_quick
+
 
 @pytest.fixture
 def in_coroutine(transactional_db):

@@ -12,6 +12,8 @@ from django_faktory import task
 from django_faktory.tasks.compat import InvalidTask
 from tests.project import tasks
 
+pytestmark = pytest.mark.once
+
 BACKEND = "django_faktory.backend.FaktoryBackend"
 
 

@@ -23,7 +23,7 @@ from tests.project import tasks
 from tests.project.models import Mark
 from tests.tasks.work import fetched, work
 
-pytestmark = pytest.mark.django_db(transaction=True)
+pytestmark = [pytest.mark.once_if_quick, pytest.mark.django_db(transaction=True)]
 
 
 def test_a_waiting_job_has_status_ready():

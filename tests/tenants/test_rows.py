@@ -11,6 +11,7 @@ from tests.project import tasks as project_tasks
 from tests.tenants.conftest import PAGE
 
 pytestmark = [
+    pytest.mark.slow,
     pytest.mark.django_db(transaction=True),
     pytest.mark.skipif(connection.vendor != "postgresql", reason="about PostgreSQL"),
     needs_session("the tenant is a session variable"),

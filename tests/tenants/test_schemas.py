@@ -12,6 +12,8 @@ from tests.server.raw import worker as hello
 from tests.tenants.conftest import TENANTS
 from tests.waiting import wait_until
 
+pytestmark = pytest.mark.slow
+
 ALTERNATE = """
 from contextlib import nullcontext
 from django.db import connection, transaction

@@ -9,6 +9,8 @@ from django_faktory import FaktoryError
 from django_faktory.testing import assert_enqueued, assert_enqueues, drain, enqueued_jobs
 from tests.project import tasks
 
+pytestmark = pytest.mark.once_if_quick
+
 
 @pytest.mark.django_db
 def test_enqueued_jobs_returns_all_waiting_jobs_oldest_first():

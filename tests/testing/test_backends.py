@@ -19,6 +19,8 @@ from django_faktory.tasks.compat import (
 from tests.project import tasks
 from tests.project.models import Mark
 
+pytestmark = pytest.mark.once_if_quick
+
 DUMMY, IMMEDIATE = "DummyBackend", "ImmediateBackend"
 BOTH = pytest.mark.parametrize("name", [DUMMY, IMMEDIATE])
 

@@ -10,6 +10,8 @@ from django_faktory.brokers import get_broker
 from django_faktory.core.payloads import NewBatch
 from django_faktory.testing import drain, enqueued_jobs, inline, made_batches
 
+pytestmark = pytest.mark.once_if_quick
+
 ran = []
 
 

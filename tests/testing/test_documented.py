@@ -23,7 +23,7 @@ def _examples():
 
 exec(compile(_examples(), str(DOCUMENT), "exec"))
 
-pytestmark = pytest.mark.django_db
+pytestmark = [pytest.mark.once_if_quick, pytest.mark.django_db]
 
 
 def test_every_test_in_the_document_is_collected():

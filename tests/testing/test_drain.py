@@ -16,7 +16,7 @@ from tests.factories import payload
 from tests.project import tasks
 from tests.project.models import Mark
 
-pytestmark = pytest.mark.django_db
+pytestmark = [pytest.mark.once_if_quick, pytest.mark.django_db]
 
 HOUR = timedelta(hours=1)
 moments = []

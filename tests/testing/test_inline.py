@@ -10,6 +10,8 @@ from django_faktory.testing import JobFailed, inline
 from tests.project import tasks
 from tests.project.models import Mark
 
+pytestmark = pytest.mark.once_if_quick
+
 
 @task
 def enqueues_another():

@@ -16,6 +16,8 @@ from tests.factories import payload
 from tests.project import tasks
 from tests.project.models import Mark
 
+pytestmark = pytest.mark.once_if_quick
+
 
 def test_the_live_worker_runs_committed_jobs(live_faktory):
     with transaction.atomic():

@@ -13,6 +13,8 @@ from benchmarks.processes import original
 from tests.programs import ROOT
 from tests.services import postgresql, redis, redis_url
 
+pytestmark = [pytest.mark.core, pytest.mark.slow]
+
 ENOUGH_S = 8.0
 """Time after which a benchmark that still measures is interrupted: it works."""
 

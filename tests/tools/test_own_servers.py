@@ -16,6 +16,7 @@ from tests.programs import ROOT, Program
 from tests.waiting import wait_until
 
 pytestmark = [
+    pytest.mark.slow,
     pytest.mark.core,
     pytest.mark.skipif(not own_servers.Redis.is_installed(), reason="redis-server is not installed"),
 ]

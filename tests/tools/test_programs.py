@@ -17,6 +17,8 @@ from tests.fork_server import ROOT, ForkServer
 from tests.programs import Program, fork_server
 from tests.waiting import wait_until
 
+pytestmark = pytest.mark.core
+
 STARTS_ANOTHER = """
 from tests.programs import Program
 started = Program("-c", "import time; time.sleep(600)")

@@ -23,7 +23,7 @@ def other_run():
 
 
 def test_a_second_test_run_in_one_checkout_ends_at_once_and_says_why(other_run):
-    command = [sys.executable, "scripts/test.py", "--databases", "sqlite", "tests/tools/test_selection.py"]
+    command = [sys.executable, "scripts/test.py", "--databases", "sqlite", "tests/tools/test_test_runs.py"]
     done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=60, check=False)
     assert (done.returncode, done.stdout) == (1, "")
     assert done.stderr.startswith("expected one test run at a time in this checkout")

@@ -9,7 +9,7 @@ import pytest
 
 import django_faktory
 
-pytestmark = pytest.mark.core
+pytestmark = [pytest.mark.slow, pytest.mark.core]
 
 HERE = Path(__file__).parent
 ROOT = HERE.parent.parent

@@ -18,7 +18,7 @@ from tests.project import tasks
 from tests.project.models import Mark
 from tests.settings import VIA
 
-pytestmark = pytest.mark.django_db(transaction=True)
+pytestmark = [pytest.mark.once_if_quick, pytest.mark.django_db(transaction=True)]
 
 
 def ran(task, *args):

@@ -10,7 +10,7 @@ from tests.project import tasks
 from tests.waiting import wait_until
 from tests.worker.blocking import enqueues, gates
 
-pytestmark = pytest.mark.django_db(transaction=True)
+pytestmark = [pytest.mark.once, pytest.mark.django_db(transaction=True)]
 
 
 def test_a_draining_worker_ends_when_no_job_is_ready(work):

@@ -14,7 +14,7 @@ from tests.waiting import wait_until
 from tests.worker import limited
 from tests.worker.blocking import gates
 
-pytestmark = pytest.mark.django_db(transaction=True)
+pytestmark = [pytest.mark.once_if_quick, pytest.mark.django_db(transaction=True)]
 
 
 def end_lines(caplog):

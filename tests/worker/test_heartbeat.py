@@ -7,7 +7,7 @@ from django_faktory.core.payloads import WorkerIdentity
 from django_faktory.errors import BrokerUnavailable
 from django_faktory.worker.heartbeat import Heartbeat
 
-pytestmark = pytest.mark.django_db(transaction=True)
+pytestmark = [pytest.mark.once_if_quick, pytest.mark.django_db(transaction=True)]
 
 
 class Listening(OrmBroker):

@@ -19,7 +19,7 @@ from tests.project import tasks
 from tests.waiting import wait_until
 from tests.worker.blocking import gates, passes
 
-pytestmark = pytest.mark.django_db(transaction=True)
+pytestmark = [pytest.mark.once_if_quick, pytest.mark.django_db(transaction=True)]
 
 POLL_S = 600.0
 

@@ -21,6 +21,8 @@ from django_faktory.worker.execution import prepare
 from tests.waiting import wait_until
 from tests.worker.test_execution import NO_BROKER
 
+pytestmark = pytest.mark.once_if_quick
+
 logger = logging.getLogger("shop.tasks")
 
 

@@ -18,6 +18,8 @@ from tests.waiting import wait_until
 from tests.worker import limited
 from tests.worker.blocking import gates, passes
 
+pytestmark = pytest.mark.once_if_quick
+
 IMPATIENT = MonitorLimits(query_every_s=0.2, cancel_grace_s=600, stop_grace_s=600)
 
 
@@ -78,6 +80,7 @@ class TestTimeout:
         assert state(limited.spins_atomically.enqueue("a"), "retries").errtype == "TaskTimeout"
         assert not Mark.objects.exists()
 
+    @pytest.mark.each_database
     def test_the_thread_continues_with_working_connections_after_a_timeout(self, work, state):
         work(concurrency=1)
         state(limited.spins_in_the_database.enqueue("a"), "retries")
@@ -170,6 +173,7 @@ class TestProgress:
         progress = limited.reports_progress.get_result(result.id).progress
         assert (progress.percent, progress.desc, progress.state) == (100, "2000 of 2000", "success")
 
+    @pytest.mark.each_database
     @pytest.mark.parametrize(
         "task", [limited.reports_progress, limited.reports_progress_async, limited.reports_progress_atomically]
     )

@@ -18,6 +18,8 @@ from tests.factories import T0, JobFactory, payload
 from tests.project.tasks import add, echo
 from tests.waiting import wait_until
 
+pytestmark = pytest.mark.once_if_quick
+
 
 def held(*, age_s=0.0, **fields):
     found = {"jid": "jid-jid-1", "queue": "default", "text": "{}", "wid": "w", "attempt": 1, "started_at": T0}

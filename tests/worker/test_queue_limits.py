@@ -6,7 +6,7 @@ from django_faktory.models import Job
 from tests.waiting import wait_until
 from tests.worker.blocking import gates, passes
 
-pytestmark = pytest.mark.django_db(transaction=True)
+pytestmark = [pytest.mark.once_if_quick, pytest.mark.django_db(transaction=True)]
 
 
 def working(queue):

@@ -14,6 +14,8 @@ from tests.project.models import Mark
 from tests.waiting import wait_until
 from tests.worker.blocking import Unreliable
 
+pytestmark = pytest.mark.once_if_quick
+
 
 class WithoutConnections(OrmBroker):
     """A broker that has no connection for the first transactions of tasks."""

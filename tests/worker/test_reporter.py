@@ -14,7 +14,7 @@ from django_faktory.models import Job
 from django_faktory.worker.reporter import MAX_SET, Reporter
 from tests.factories import payload
 
-pytestmark = pytest.mark.django_db(transaction=True)
+pytestmark = [pytest.mark.once_if_quick, pytest.mark.django_db(transaction=True)]
 
 
 @pytest.fixture

@@ -17,6 +17,8 @@ from tests.project.tasks import noop
 from tests.waiting import wait_until
 from tests.worker.blocking import gates, passes
 
+pytestmark = pytest.mark.once_if_quick
+
 
 def enqueue_lost(task, *args, losses=2):
     """Enqueue a job that has lost its worker `losses` times.

@@ -36,7 +36,7 @@ from tests.worker.blocking import (
     writes_and_sleeps,
 )
 
-pytestmark = pytest.mark.django_db(transaction=True)
+pytestmark = [pytest.mark.once, pytest.mark.django_db(transaction=True)]
 
 
 def begun(name, times=1):
@@ -490,6 +490,7 @@ class TestOutages:
         assert running.ended()
         assert isinstance(running.error, AuthenticationFailed)
 
+    @pytest.mark.slow
     def test_jobs_that_cannot_be_reported_at_shutdown_are_logged_by_jid(self, work, caplog):
         broker = Unreliable()
         broker.unavailable = {"ack", "bye"}

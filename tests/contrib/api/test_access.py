@@ -9,7 +9,7 @@ from django_faktory.core.queries import Query
 from django_faktory.models.permissions import PUBLIC_QUERY_FIELDS
 from tests.security.matrix.rows import plant
 
-pytestmark = pytest.mark.django_db
+pytestmark = [pytest.mark.once, pytest.mark.django_db]
 
 
 @pytest.fixture

@@ -9,7 +9,7 @@ from django_faktory.models import Batch, Job, JobLock, OutboxEntry, Queue, Track
 from django_faktory.models.cron import CronEntry
 from tests.hostile import HARMLESS, JOINED, asked, elements, fill
 
-pytestmark = pytest.mark.django_db
+pytestmark = [pytest.mark.slow, pytest.mark.once, pytest.mark.django_db]
 
 JOINED_TEXTS = pytest.mark.parametrize("names", JOINED)
 

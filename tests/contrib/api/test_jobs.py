@@ -15,7 +15,7 @@ from django_faktory.operations.bulk import Verb
 from tests.factories import T0, JobFactory
 from tests.project.tasks import add, once_a_group, send_invoice
 
-pytestmark = pytest.mark.django_db
+pytestmark = [pytest.mark.once, pytest.mark.django_db]
 
 
 def job_in(state, **fields):

@@ -7,7 +7,7 @@ import pytest
 from tests.factories import JobFactory
 from tests.management.cli.conftest import faktory  # noqa: F401  (a fixture)
 
-pytestmark = pytest.mark.django_db
+pytestmark = [pytest.mark.once, pytest.mark.django_db]
 
 ARGS = "[[" + ",".join(f'{{"a":{number},"b":[1.5]}}' for number in range(200_000)) + "]]"
 

@@ -9,7 +9,7 @@ from rest_framework.settings import api_settings
 
 from django_faktory.contrib.api import access
 
-pytestmark = pytest.mark.django_db
+pytestmark = [pytest.mark.once, pytest.mark.django_db]
 
 TRIES = 3
 PATH = "/api/statistics/"

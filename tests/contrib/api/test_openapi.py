@@ -25,7 +25,7 @@ from tests.examples import examples
 from tests.factories import JobFactory
 from tests.security.matrix import routes
 
-pytestmark = pytest.mark.django_db
+pytestmark = [pytest.mark.once, pytest.mark.django_db]
 
 OPERATIONS = routes.operations()
 IDS = [one.name for one in OPERATIONS]
@@ -207,6 +207,7 @@ def connection_stays():
         signal.connect(close_old_connections)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "tag", ["jobs", "queues", "workers", "batches", "cron", "limits", "locks", "statistics", "alarms"]
 )

@@ -17,7 +17,7 @@ from django_faktory.store.jobs.bulk import CHUNK
 from tests.factories import T0, JobFactory, QueueFactory, WorkerFactory
 from tests.project.tasks import add
 
-pytestmark = pytest.mark.django_db
+pytestmark = [pytest.mark.once, pytest.mark.django_db]
 
 CRON = {"name": "mine", "schedule": "0 2 * * *", "zone": "Europe/Berlin", "jobtype": add.jobtype, "args": [1, 2]}
 

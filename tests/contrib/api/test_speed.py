@@ -8,7 +8,7 @@ from django_faktory.models import Batch, Job, JobLock, Limit, WorkerProcess
 from django_faktory.models.cron import CronEntry, CronRun
 from tests.factories import T0, JobFactory, QueueFactory, WorkerFactory
 
-pytestmark = [pytest.mark.django_db, pytest.mark.each_database]
+pytestmark = [pytest.mark.once_if_quick, pytest.mark.django_db]
 
 
 def make(count):

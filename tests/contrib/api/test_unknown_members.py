@@ -10,7 +10,7 @@ from tests.contrib.api.test_openapi import IDS, OPERATIONS, document  # noqa: F4
 from tests.project.tasks import add
 from tests.security.matrix.asking import stored
 
-pytestmark = [pytest.mark.django_db, pytest.mark.usefixtures("rows")]
+pytestmark = [pytest.mark.once, pytest.mark.django_db, pytest.mark.usefixtures("rows")]
 
 MISSPELLED = ["dryrun", "dry-run", "dryRun", "limt", "max", "sate", "Query", "filter", "jids", "\x1b[31m", "é" * 999]
 

@@ -13,7 +13,7 @@ from tests.hostile import HARMLESS, TEXTS, elements, unwelcome
 from tests.project import tasks
 from tests.waiting import wait_until
 
-pytestmark = pytest.mark.django_db(databases=["default", "other"])
+pytestmark = [pytest.mark.once, pytest.mark.django_db(databases=["default", "other"])]
 
 PAGE = "admin:django_faktory_gearmonkeyfunction_changelist"
 
@@ -178,6 +178,7 @@ def write(redis, text):
     redis.zadd(lua.audit_key("f"), {raw: 1})
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", TEXTS)
 def test_hostile_texts_of_peers_do_not_change_the_elements_of_the_page(admin_client, here, redis, redis_worker, name):
     write(redis, HARMLESS)

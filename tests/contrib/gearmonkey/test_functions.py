@@ -14,6 +14,8 @@ from django_faktory.errors import InvalidPayload
 from django_faktory.tasks.compat import InvalidTask
 from tests.project import tasks
 
+pytestmark = pytest.mark.once
+
 MANY = 1024 * 1024
 
 
@@ -122,6 +124,7 @@ except Exception as error:
 """
 
 
+@pytest.mark.slow
 def test_without_redis_py_only_gearmonkey_is_unavailable():
     completed = subprocess.run(
         [sys.executable, "-c", WITHOUT_REDIS], capture_output=True, text=True, check=False, timeout=60

@@ -24,7 +24,7 @@ from tests.contrib.gearmonkey import tasks  # noqa: F401  (it registers them)
 from tests.runtime.processes.conftest import runfaktory  # noqa: F401  (a fixture)
 from tests.waiting import wait_until
 
-pytestmark = [pytest.mark.each_database, pytest.mark.django_db(transaction=True)]
+pytestmark = pytest.mark.django_db(transaction=True)
 
 FUNCTIONS = ("shout", "add", "fails", "flaky", "poison")
 
@@ -209,6 +209,7 @@ def test_another_gateway_takes_over_at_once_when_one_unregisters(make_gateway, c
     assert outcome(client, "shout", id) == (Status.SUCCESS, "X")
 
 
+@pytest.mark.slow
 def test_runfaktory_runs_a_gateway_and_kills_lose_no_job(runfaktory, server, client, redis):  # noqa: F811
     program = runfaktory(
         *("--worker-only", "--processes", "1", "--concurrency", "2", "--gearmonkey", server.url),

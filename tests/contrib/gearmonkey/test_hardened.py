@@ -28,6 +28,8 @@ from tests.contrib.gearmonkey.naive import NaiveWorker
 from tests.programs import Program
 from tests.waiting import wait_until
 
+pytestmark = [pytest.mark.slow, pytest.mark.once]
+
 FIELDS = {b"status", b"input", b"output"}
 
 
@@ -95,12 +97,14 @@ def unfinished(redis):
 
 
 class TestWithNaivePeers:
+    @pytest.mark.quick
     def test_h01_a_naive_worker_executes_a_job_of_our_client(self, client, server):
         with NaiveWorker(server.client(), "f", shout):
             id = client.run("f", "hello", options=[OPT_BLOCKING], timeout=10)
         job = client.get("f", id)
         assert (job.status, job.output) == (Status.SUCCESS, b"HELLO")
 
+    @pytest.mark.quick
     @pytest.mark.parametrize("prio", ["high", "normal", "low", "scheduled"])
     def test_h02_our_worker_executes_a_job_of_a_naive_client(self, naive, work, prio):
         work(f=shout)
@@ -180,6 +184,7 @@ class TestDeaths:
         assert not redis_worker.finish(job, Status.SUCCESS, b"another output")
         assert client.get("f", 1).output == b"done"
 
+    @pytest.mark.quick
     def test_h05_a_job_fails_after_five_of_its_workers_have_died(self, redis, client, events):
         id = client.run("f", "x")
         for death in range(5):
@@ -202,6 +207,7 @@ class TestDeaths:
         survivor = RedisWorker(server.client(), ["f"], wid="survivor")
         wait_until(lambda: survivor.sweep() and redis.get("count:f") == b"1", 15)
 
+    @pytest.mark.quick
     def test_h12_dead_workers_do_not_answer_a_roll_call(self, redis, client):
         RedisWorker(redis, ["f"], wid="dead", lease_s=0.05).register()
         assert redis.get("count:f") == b"1"
@@ -371,6 +377,7 @@ class TestWaiting:
 
 
 class TestTheServer:
+    @pytest.mark.quick
     def test_h14_a_job_lost_by_another_worker_is_queued_again_once(self, naive, redis, station_of, client):
         lost, kept = naive.run("f", "lost"), client.run("f", "kept", "low")
         redis.brpop("queue:f:normal", 1)

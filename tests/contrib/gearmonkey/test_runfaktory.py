@@ -15,6 +15,8 @@ from tests.runtime.processes.conftest import meeting, runfaktory  # noqa: F401  
 from tests.tracers import UNTRACED
 from tests.waiting import wait_until
 
+pytestmark = [pytest.mark.slow, pytest.mark.once]
+
 SERVED = ("shout", "add", "fails", "flaky", "slowly", "naps", "poison")
 WORKER = ("--worker-only", "--processes", "1", "--concurrency", "2")
 
@@ -52,6 +54,7 @@ def test_workers_keep_retrying_an_unreachable_cluster_without_a_traceback(runfak
 
 
 class TestDirect:
+    @pytest.mark.quick
     def test_a_task_serves_a_function(self, serve, client):
         serve()
         assert ran(client, "shout", "hello").output == b"HELLO"

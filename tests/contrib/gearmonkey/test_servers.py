@@ -30,6 +30,8 @@ from tests.contrib.gearmonkey.naive import NaiveWorker
 from tests.contrib.gearmonkey.servers import Sentinel, become_cluster
 from tests.waiting import wait_until
 
+pytestmark = [pytest.mark.slow, pytest.mark.once]
+
 PAGE = Path(__file__).resolve().parents[3] / "docs" / "gearmonkey.md"
 
 
@@ -138,6 +140,7 @@ class TestCluster:
 
 
 class TestSentinel:
+    @pytest.mark.quick
     def test_clients_find_the_master_through_sentinels(self, own, tmp_path):
         server = own()
         with ending(Sentinel(tmp_path, server)) as [sentinel]:
@@ -151,6 +154,7 @@ class TestSentinel:
                 wait_until(lambda: server.client().get("count:f") == b"1")
                 assert asked_on_a_loop(url, "f") == [b"X"]
 
+    @pytest.mark.quick
     def test_a_closed_client_leaves_no_connection_to_a_sentinel(self, own, tmp_path):
         with ending(Sentinel(tmp_path, own())) as [sentinel]:
             observer = sentinel.client()
@@ -198,6 +202,7 @@ class TestSentinel:
 
 
 class TestAccess:
+    @pytest.mark.quick
     def test_the_documented_access_list_is_sufficient_and_permits_nothing_else(self, own):
         [rules] = re.findall(r"^ACL SETUSER (.*)$", PAGE.read_text(encoding="utf-8"), flags=re.MULTILINE)
         server = own()
@@ -253,6 +258,7 @@ class TestWhatCannotBe:
             redis.config_set("maxmemory-policy", "noeviction")
         assert "may evict jobs: maxmemory-policy is allkeys-lru" in caplog.text
 
+    @pytest.mark.quick
     def test_a_standalone_worker_fails_with_an_error_if_redis_has_no_memory(self, redis, server):
         redis.config_set("maxmemory", 1)
         worker = Worker(server.url)

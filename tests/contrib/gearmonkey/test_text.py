@@ -27,6 +27,8 @@ from tests.contrib.gearmonkey import naive as text
 from tests.contrib.gearmonkey.naive import NaiveWorker
 from tests.waiting import wait_until
 
+pytestmark = pytest.mark.once
+
 ONE_SPACE = text.DUE.replace("],  item", "], item")
 QUEUES = [f"queue:f:{prio}" for prio in ("high", "normal", "low")]
 

@@ -11,6 +11,8 @@ from django_faktory.contrib.gearmonkey import Worker
 from tests.contrib.gearmonkey.naive import NaiveClient, NaiveWorker
 from tests.waiting import wait_until
 
+pytestmark = pytest.mark.once
+
 SPOKEN = re.compile(r"(?:uid|count|job|queue|lock|gm):[\w:.{}-]+")
 END = "this is the end"
 

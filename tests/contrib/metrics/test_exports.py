@@ -25,7 +25,7 @@ from django_faktory.runtime import statsd
 from django_faktory.store.statistics import histograms
 from tests.factories import JobFactory
 
-pytestmark = pytest.mark.django_db
+pytestmark = [pytest.mark.once_if_quick, pytest.mark.django_db]
 USING = "default"
 DOCS = Path(__file__).resolve().parents[3] / "docs"
 
@@ -125,6 +125,7 @@ class TestPrometheus:
             (OTHER, OTHER): (6, 6.0, 6),
         }
 
+    @pytest.mark.slow
     def test_exports_a_bounded_number_of_lines_for_20_000_queues(self):
         Queue.objects.bulk_create([Queue(name=f"q{number}") for number in range(20_000)], batch_size=1000)
         assert get(views.metrics).content.count(b"django_faktory_queue_size{") == MAX_EXPORTED + 1

@@ -19,6 +19,8 @@ from django_faktory.store.dialects import dialect_of
 from django_faktory.store.statistics import histograms as histogram_rows
 from tests.factories import T0, JobFactory, payload
 
+pytestmark = pytest.mark.once_if_quick
+
 USING = "default"
 MAIL = ("mail", "send")
 

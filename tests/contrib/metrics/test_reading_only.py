@@ -17,6 +17,7 @@ from tests.factories import JobFactory, QueueFactory, WorkerFactory
 from tests.settings import KIND
 
 pytestmark = [
+    pytest.mark.once_if_quick,
     pytest.mark.skipif(KIND != "sqlite", reason="other databases have no such lock"),
     pytest.mark.django_db(transaction=True),
 ]

@@ -14,7 +14,7 @@ from tests.contrib.transfer.test_import import BreaksOff
 from tests.factories import JobFactory, WorkerFactory, payload
 from tests.management.cli.test_documented import documented, shape
 
-pytestmark = pytest.mark.django_db
+pytestmark = [pytest.mark.once_if_quick, pytest.mark.django_db]
 
 EVERY = pytest.mark.parametrize("release", sorted(RECORDED))
 

@@ -21,7 +21,7 @@ from tests.contrib.transfer.conftest import RECORDED, jids, load, raw, recorded
 from tests.factories import JobFactory
 from tests.management.cli.test_documented import documented, shape
 
-pytestmark = pytest.mark.django_db
+pytestmark = [pytest.mark.once_if_quick, pytest.mark.django_db]
 
 EVERY = pytest.mark.parametrize("release", sorted(RECORDED))
 STATES = {

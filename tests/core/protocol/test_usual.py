@@ -11,6 +11,8 @@ from django_faktory.errors import FaktoryError
 from tests.core.protocol import lines
 from tests.examples import examples
 
+pytestmark = pytest.mark.core
+
 
 def general(line):
     """Return the command that the general parser returns for a line with its end, or its error."""

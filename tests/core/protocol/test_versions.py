@@ -7,6 +7,8 @@ import pytest
 from django_faktory import __version__
 from django_faktory.core.protocol.versions import semantic
 
+pytestmark = pytest.mark.core
+
 # The expression that semver.org suggests.
 SEMANTIC = re.compile(
     r"(0|[1-9]\d*)\.(0|[1-9]\d*)\.(0|[1-9]\d*)"

@@ -9,7 +9,7 @@ from django_faktory.store.cron import entries, runs
 from django_faktory.tasks.cron import enqueue
 from tests.project.tasks import add
 
-pytestmark = pytest.mark.django_db
+pytestmark = [pytest.mark.once, pytest.mark.django_db]
 
 NOON = datetime(2026, 5, 1, 12, 0, tzinfo=UTC)
 

@@ -8,7 +8,7 @@ from tests.factories import JobFactory, QueueFactory
 from tests.operations.test_alarms import running_worker, waiting
 from tests.project.tasks import add
 
-pytestmark = pytest.mark.django_db
+pytestmark = [pytest.mark.once, pytest.mark.django_db]
 
 
 def test_doctor_finds_no_problem_in_an_idle_project(asked, faktory):

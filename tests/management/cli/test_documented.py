@@ -17,6 +17,8 @@ from django_faktory.store.jobs import pushes
 from tests.factories import JobFactory, QueueFactory, WorkerFactory, payload
 from tests.project.tasks import add
 
+pytestmark = pytest.mark.once
+
 PAGE = (Path(__file__).resolve().parents[3] / "docs" / "cli.md").read_text(encoding="utf-8")
 SECTIONS = dict(re.findall(r"^### ([\w-]+)\n(.*?)(?=^#|\Z)", PAGE, flags=re.MULTILINE | re.DOTALL))
 CHAPTERS = re.findall(r"^## \w+\n(.*?)(?=^## |\Z)", PAGE, flags=re.MULTILINE | re.DOTALL)

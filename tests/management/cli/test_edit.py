@@ -11,7 +11,7 @@ from django_faktory.models import Job, JobLock
 from tests.factories import JobFactory, QueueFactory
 from tests.project.tasks import add
 
-pytestmark = pytest.mark.django_db
+pytestmark = [pytest.mark.once, pytest.mark.django_db]
 
 
 def test_edit_changes_the_given_parts_of_a_job(asked, faktory):

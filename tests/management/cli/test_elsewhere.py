@@ -9,7 +9,7 @@ from tests.management.cli.test_subcommands import states
 from tests.project.tasks import add
 from tests.server.conftest import serve  # noqa: F401  (a fixture)
 
-pytestmark = pytest.mark.django_db(transaction=True)
+pytestmark = [pytest.mark.once, pytest.mark.django_db(transaction=True)]
 
 
 @pytest.fixture

@@ -7,7 +7,7 @@ import pytest
 from django_faktory.models import Batch, Job
 from tests.hostile import JOINED, fill, is_unwelcome
 
-pytestmark = pytest.mark.django_db
+pytestmark = [pytest.mark.slow, pytest.mark.once, pytest.mark.django_db]
 
 COLOURS = re.compile(r"\x1b\[[0-9;]*m")
 """Colour codes that rich writes; in a client's text ESC is spelled out, so that nothing there matches."""

@@ -13,6 +13,8 @@ from django.db import connection
 from tests.factories import JobFactory, QueueFactory
 from tests.programs import ROOT, WITH_US
 
+pytestmark = pytest.mark.once
+
 
 @pytest.mark.django_db(transaction=True)
 def test_top_draws_the_current_state_and_ends_after_count_refreshes():

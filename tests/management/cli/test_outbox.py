@@ -10,7 +10,7 @@ from django_faktory.store import outbox
 from tests.factories import payload
 from tests.management.cli.test_documented import documented, shape
 
-pytestmark = pytest.mark.django_db(databases=["default", "other"])
+pytestmark = [pytest.mark.once, pytest.mark.django_db(databases=["default", "other"])]
 
 
 @pytest.fixture(autouse=True)

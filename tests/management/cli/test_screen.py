@@ -8,6 +8,8 @@ from django_faktory.models import Batch, Job
 from tests.factories import JobFactory, QueueFactory, WorkerFactory
 from tests.management.cli.conftest import Terminal
 
+pytestmark = pytest.mark.once
+
 HOSTILE = [
     "\x1b[31mred\x1b[0m",
     "\x1b]0;title\x07",

@@ -23,7 +23,7 @@ from tests.factories import T0, JobFactory, QueueFactory, WorkerFactory, payload
 from tests.management.cli.conftest import Terminal
 from tests.project.tasks import add
 
-pytestmark = pytest.mark.django_db
+pytestmark = [pytest.mark.once, pytest.mark.django_db]
 
 
 def dead(**fields):

@@ -10,7 +10,7 @@ from django_faktory.tasks import base
 from tests.factories import JobFactory, QueueFactory, WorkerFactory
 from tests.project.tasks import add
 
-pytestmark = pytest.mark.django_db
+pytestmark = [pytest.mark.once, pytest.mark.django_db]
 
 TASK = add.jobtype
 

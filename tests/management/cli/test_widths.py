@@ -12,7 +12,7 @@ from django_faktory.models import Batch, JobLock, Limit, OutboxEntry
 from django_faktory.models.cron import CronEntry
 from tests.factories import JobFactory, QueueFactory, WorkerFactory
 
-pytestmark = pytest.mark.django_db
+pytestmark = [pytest.mark.once, pytest.mark.django_db]
 
 JID = "0199a5b2-c3d4-7e5f-8a9b-0c1d2e3f4a5b"
 BID, WID, ENTRY = "b-" + "bid" * 10, "wid-" * 8, "nightly export of all bills"

@@ -13,7 +13,7 @@ from django_faktory.models import Job
 from tests.project.tasks import noop
 from tests.runtime.processes.conftest import FAST
 
-pytestmark = [pytest.mark.django_db(transaction=True), pytest.mark.once]
+pytestmark = [pytest.mark.slow, pytest.mark.once_if_quick, pytest.mark.django_db(transaction=True), pytest.mark.once]
 
 
 def run(command, closing):

@@ -15,6 +15,8 @@ from tests.settings import KIND
 from tests.waiting import wait_until
 
 pytestmark = [
+    pytest.mark.slow,
+    pytest.mark.once_if_quick,
     pytest.mark.skipif(KIND != "postgresql", reason="needs a PostgreSQL that it may stop"),
     pytest.mark.skipif(programs_folder() is None, reason="there is no pg_ctl on this machine"),
     pytest.mark.once,

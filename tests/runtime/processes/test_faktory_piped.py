@@ -8,7 +8,7 @@ import sys
 import pytest
 from django.db import connection
 
-pytestmark = [pytest.mark.django_db(transaction=True), pytest.mark.once]
+pytestmark = [pytest.mark.slow, pytest.mark.once_if_quick, pytest.mark.django_db(transaction=True), pytest.mark.once]
 
 
 def test_a_closed_output_pipe_ends_the_command_without_a_traceback():

@@ -21,7 +21,7 @@ from tests.server.raw import push, worker
 from tests.standing import suspend_process
 from tests.waiting import wait_until
 
-pytestmark = pytest.mark.django_db(transaction=True)
+pytestmark = [pytest.mark.slow, pytest.mark.once_if_quick, pytest.mark.django_db(transaction=True)]
 
 PORT = {"postgresql": "PGPORT", "mysql": "MYSQL_PORT"}
 WORKERS = ("--worker-only", "--processes", "1", "--no-reload")
@@ -153,6 +153,7 @@ class TestKilledNode:
         again = Job.objects.get()
         assert (again.attempt, again.failures, again.losses) == (2, 0, 0)
 
+    @pytest.mark.quick
     def test_a_delivered_job_stays_with_its_worker(self, nodes, client):  # noqa: F811
         """Check that a delivered job stays with its worker after the delivering node was killed."""
         first, second = nodes(2)

@@ -10,7 +10,7 @@ import pytest
 
 from tests.server.raw import RawClient, push
 
-pytestmark = [pytest.mark.django_db(transaction=True), pytest.mark.once]
+pytestmark = [pytest.mark.slow, pytest.mark.once_if_quick, pytest.mark.django_db(transaction=True), pytest.mark.once]
 
 REFUSAL = b"-ERR too many connections\r\n"
 SOON_S = 20.0

@@ -12,7 +12,7 @@ from tests.project.tasks import add, fails_for_good
 from tests.runtime.processes.test_runfaktory import ANY_PORT, WORKER, reaches
 from tests.server.raw import RawClient
 
-pytestmark = [pytest.mark.django_db(transaction=True), pytest.mark.once]
+pytestmark = [pytest.mark.slow, pytest.mark.once_if_quick, pytest.mark.django_db(transaction=True), pytest.mark.once]
 
 
 def ended(task):

@@ -10,6 +10,8 @@ from django.db import connection
 from django_faktory.runtime.await_migrations import await_migrations
 from tests.programs import ROOT
 
+pytestmark = [pytest.mark.slow, pytest.mark.once]
+
 MIGRATIONS = sorted(path.stem for path in (ROOT / "django_faktory" / "migrations").glob("[0-9]*.py"))
 ARGUMENTS = ("127.0.0.1:0", "--server-only", "--no-reload")
 

@@ -14,6 +14,8 @@ from tests.server.raw import RawClient, push, worker
 from tests.settings import KIND, VIA
 from tests.waiting import wait_until
 
+pytestmark = [pytest.mark.slow, pytest.mark.once_if_quick]
+
 ONLY_HINTS = {} if KIND == "mariadb" or VIA == "bouncer" else {"POLL_INTERVAL": 600}
 """Settings that make tests fail if they need a poll, where nodes notify each other; a FETCH waits 2 s only."""
 

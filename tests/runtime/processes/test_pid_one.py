@@ -16,6 +16,8 @@ from tests.runtime.processes import tasks
 from tests.runtime.processes.conftest import FAST
 from tests.waiting import wait_until
 
+pytestmark = [pytest.mark.slow, pytest.mark.once]
+
 AS_FIRST = ("unshare", "--pid", "--fork", "--mount-proc", "--kill-child")
 EXECUTE = f"import os, sys; os.execvp('unshare', [*{AS_FIRST}, sys.executable, '-u', *sys.argv[1:]])"
 GRACE_S = 30
@@ -63,6 +65,7 @@ def has_succeeded(result):
     return Job.objects.get(jid=result.id).state == "succeeded"
 
 
+@pytest.mark.quick
 def test_process_1_ends_on_sigterm_with_all_its_children(container):
     """Check S1: the system has no default action for process 1, so a signal without a handler has no effect."""
     program, first = container("127.0.0.1:0", "--processes", "2", "--concurrency", "2", "--no-reload")

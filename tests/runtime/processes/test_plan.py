@@ -13,7 +13,7 @@ from django_faktory.tasks import base
 from tests.server.raw import CERTIFICATE
 from tests.settings import KIND
 
-pytestmark = pytest.mark.core
+pytestmark = [pytest.mark.slow, pytest.mark.core]
 
 
 @pytest.fixture

@@ -12,7 +12,7 @@ from tests.runtime.processes import tasks
 from tests.runtime.processes.test_runfaktory import ANY_PORT, WORKER, reaches, state_of
 from tests.waiting import wait_until
 
-pytestmark = [pytest.mark.django_db(transaction=True), pytest.mark.once]
+pytestmark = [pytest.mark.slow, pytest.mark.once_if_quick, pytest.mark.django_db(transaction=True), pytest.mark.once]
 
 REPLACED = "worker will be replaced"
 
@@ -40,6 +40,7 @@ def test_a_process_at_max_jobs_is_replaced_and_each_job_runs_once(runfaktory):
     assert "ERROR" not in program.text
 
 
+@pytest.mark.quick
 def test_a_replaced_worker_unregisters_itself(runfaktory):
     """Check that a replaced worker unregisters, so that the maintenance does not have to detect its loss."""
     noop.enqueue()

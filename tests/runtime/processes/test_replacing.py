@@ -11,7 +11,7 @@ from tests.runtime.processes import tasks
 from tests.runtime.processes.test_runfaktory import ANY_PORT, WORKER, reaches
 from tests.waiting import wait_until
 
-pytestmark = pytest.mark.django_db(transaction=True)
+pytestmark = [pytest.mark.slow, pytest.mark.once, pytest.mark.django_db(transaction=True)]
 
 PROJECT_LOGGING = {"FAKTORY_TEST_LOGGING": "1"}
 

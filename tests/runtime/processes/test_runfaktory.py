@@ -18,6 +18,8 @@ from tests.standing import suspend_process
 from tests.tracers import UNTRACED
 from tests.waiting import wait_until
 
+pytestmark = [pytest.mark.slow, pytest.mark.once]
+
 ANY_PORT = "127.0.0.1:0"
 WORKER = ("--worker-only", "--processes", "1", "--concurrency", "2")
 
@@ -44,6 +46,7 @@ def empty_pool(transactional_db):
 
 
 class TestWorking:
+    @pytest.mark.quick
     def test_one_command_runs_the_server_and_the_workers(self, runfaktory, address):
         program = runfaktory(ANY_PORT, "--processes", "1")
         results = [add.enqueue(2, 3), async_add.enqueue(2, 3)]
@@ -135,6 +138,7 @@ class TestWorking:
 
 
 class TestStopping:
+    @pytest.mark.quick
     @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
     def test_running_jobs_finish_during_shutdown(self, runfaktory, meeting, number):
         result = tasks.waits.enqueue(str(meeting))
@@ -158,6 +162,7 @@ class TestStopping:
         assert (job.state, job.errtype, job.failures, job.losses) == ("enqueued", "", 0, 0)
         assert job.interruptions == 1
 
+    @pytest.mark.quick
     def test_a_second_signal_ends_the_program_and_requeues_the_job(self, runfaktory, meeting):
         result = tasks.never_ends.enqueue(str(meeting))
         program = runfaktory(*WORKER)
@@ -181,6 +186,7 @@ class TestStopping:
 
 
 class TestCrashes:
+    @pytest.mark.quick
     @pytest.mark.each_database
     def test_the_job_of_a_killed_worker_runs_again(self, runfaktory, meeting):
         """Check W20: the replacement reports the loss at once, without waiting for missing heartbeats."""

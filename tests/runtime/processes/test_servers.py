@@ -12,6 +12,8 @@ from tests.settings import KIND
 from tests.waiting import wait_until
 
 pytestmark = [
+    pytest.mark.slow,
+    pytest.mark.once_if_quick,
     pytest.mark.skipif(KIND == "sqlite", reason="SQLite allows one writer at a time"),
     pytest.mark.skipif(not hasattr(socket, "SO_REUSEPORT"), reason="processes cannot share a port here"),
 ]

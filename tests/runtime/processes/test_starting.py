@@ -17,7 +17,7 @@ from tests.runtime.processes.test_runfaktory import ANY_PORT, WORKER
 from tests.settings import KIND
 from tests.waiting import wait_until
 
-pytestmark = [pytest.mark.django_db(transaction=True), pytest.mark.once]
+pytestmark = [pytest.mark.slow, pytest.mark.once_if_quick, pytest.mark.django_db(transaction=True), pytest.mark.once]
 
 
 def only_line(program):

@@ -22,7 +22,7 @@ from tests.runtime.processes.test_probes import asked, place
 from tests.runtime.processes.test_runfaktory import ANY_PORT, WORKER, reaches, state_of
 from tests.waiting import wait_until
 
-pytestmark = pytest.mark.django_db(transaction=True)
+pytestmark = [pytest.mark.slow, pytest.mark.once, pytest.mark.django_db(transaction=True)]
 
 HELD = {"started_at": T0, "reserved_until": T0 + timedelta(seconds=1800)}
 SHORT = {"WORKER_TIMEOUT": 6, "BEAT_INTERVAL": 1}

@@ -112,6 +112,7 @@ def test_a_child_that_misses_the_stop_deadline_is_killed_and_reported(play, scen
     assert f"farewell {line.split()[2]}" in program.lines
 
 
+@pytest.mark.slow
 def test_a_hanging_farewell_is_ended_by_a_timeout(play):
     program = play("hanging-farewell")
     program.wait_for_log("started")
@@ -153,6 +154,7 @@ def test_a_child_that_holds_the_gil_is_killed_and_replaced(play):
     assert is_gone(int(pid))
 
 
+@pytest.mark.slow
 def test_an_unresponsive_child_is_visible_to_the_other_children(play):
     program = play("holds-the-gil")
     program.wait_for_log("unresponsive")
@@ -161,6 +163,7 @@ def test_an_unresponsive_child_is_visible_to_the_other_children(play):
     assert lines.index("unresponsive") < lines.index("ERROR") < lines.index("recovered")
 
 
+@pytest.mark.slow
 def test_a_child_that_runs_but_makes_no_progress_is_replaced(play):
     program = play("does-nothing")
     wid = program.wait_for_log("started", "does-nothing")[0].split()[2]
@@ -168,6 +171,7 @@ def test_a_child_that_runs_but_makes_no_progress_is_replaced(play):
     program.wait_for_log("started", f" {wid}")
 
 
+@pytest.mark.slow
 def test_a_child_suspended_by_a_signal_is_not_killed(play):
     """A suspended child cannot respond, but has no defect. The others are watched meanwhile."""
     program = play("holds-the-gil")
@@ -182,6 +186,7 @@ def test_a_child_suspended_by_a_signal_is_not_killed(play):
     assert program.text.count("process does not respond") == 3
 
 
+@pytest.mark.slow
 def test_time_while_the_supervisor_is_suspended_counts_no_missed_heartbeats(play):
     """A machine that was suspended is such a case: no child could send a heartbeat."""
     program = play("does-nothing")
@@ -203,6 +208,7 @@ def test_a_child_that_holds_the_gil_is_killed_after_the_stop_grace(play):
     assert f"farewell {line.split()[2]}" in program.lines
 
 
+@pytest.mark.slow
 def test_an_unresponsive_child_is_killed_before_the_grace_period_ends(play):
     """Its jobs are released after the kill, and all that must happen within 30 s."""
     program = play("holds-the-gil-while-stopping")

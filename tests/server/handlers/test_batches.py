@@ -10,6 +10,8 @@ from django_faktory.models import Batch, Job
 from django_faktory.store.maintenance import due
 from tests.waiting import wait_until
 
+pytestmark = pytest.mark.once_if_quick
+
 NEW = {"success": {"jobtype": "Success", "args": [1]}}
 
 
@@ -319,6 +321,7 @@ def test_a_finished_batch_refuses_a_child_and_accepts_a_second_commit(client, wo
 class TestDuringATransactionOfTheProject:
     """A transaction of the project locks a batch and stays open."""
 
+    @pytest.mark.each_database
     def test_other_clients_are_answered_while_a_commit_waits_for_the_batch_lock(self, client, connect):
         committer, other = connect(), connect(wid="worker-2", hostname="h", pid=1, labels=[])
         bid = new(client)
@@ -328,6 +331,7 @@ class TestDuringATransactionOfTheProject:
             assert json.loads(ask(other, "INFO"))["faktory"]
         assert committer.reply() == b"+OK"
 
+    @pytest.mark.each_database
     def test_other_jobs_proceed_while_member_reports_wait_for_the_batch_lock(self, client, connect):
         bid = new(client)
         workers = [connect(wid=f"worker-{n}", hostname="h", pid=1, labels=[]) for n in range(3)]
@@ -345,6 +349,7 @@ class TestDuringATransactionOfTheProject:
         fields = status(client, bid)
         assert (fields["pending"], fields["failed"]) == (1, 1)
 
+    @pytest.mark.each_database
     def test_a_refused_commit_does_not_repeat_batch_new_of_the_same_set(self, client, connect):
         """The commands wait in the same queue, so the server runs them in one set."""
         first, wrong, maker = connect(), connect(), connect()

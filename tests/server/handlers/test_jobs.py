@@ -12,6 +12,8 @@ from django_faktory.models import Job, WorkerProcess
 from tests.server.raw import over_both, push, worker
 from tests.waiting import wait_until
 
+pytestmark = pytest.mark.once_if_quick
+
 
 def fetched(client, *queues):
     reply = client.ask(f"FETCH {' '.join(queues) or 'default'}")
@@ -179,6 +181,7 @@ def test_a_client_that_disconnects_while_it_waits_takes_no_job(connect, server, 
     assert fetched(stays)["jid"] == "abcdefgh"
 
 
+@pytest.mark.slow
 @over_both
 def test_clients_that_disconnect_during_a_fetch_lose_no_job(connect, server):
     """W14: closing races with the claim."""

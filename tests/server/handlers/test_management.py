@@ -18,6 +18,8 @@ from tests.factories import JobFactory, QueueFactory, WorkerFactory
 from tests.server.raw import RawClient, push, worker
 from tests.waiting import wait_until
 
+pytestmark = pytest.mark.once_if_quick
+
 
 @pytest.fixture
 def open_client():

@@ -14,7 +14,7 @@ from django_faktory.store.jobs import pushes
 from tests.factories import T0, JobFactory, payload
 from tests.project.tasks import add, once_a_group, send_invoice
 
-pytestmark = pytest.mark.django_db
+pytestmark = [pytest.mark.portable, pytest.mark.django_db]
 
 
 def job_in(state, **fields):

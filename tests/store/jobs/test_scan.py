@@ -11,7 +11,7 @@ from django_faktory.store.jobs import bulk, scan
 from django_faktory.store.locks import locks
 from tests.factories import T0, JobFactory
 
-pytestmark = pytest.mark.django_db
+pytestmark = [pytest.mark.portable, pytest.mark.django_db]
 
 USING = "default"
 LIVE = ("scheduled", "retries", "working", "blocked", "enqueued")

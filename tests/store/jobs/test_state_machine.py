@@ -18,7 +18,7 @@ from django_faktory.store.maintenance import due
 from tests.factories import T0, JobFactory
 from tests.store import by_ids
 
-pytestmark = pytest.mark.django_db
+pytestmark = [pytest.mark.portable, pytest.mark.django_db]
 
 USING = "default"
 LATER = T0 + timedelta(days=365)

@@ -244,6 +244,7 @@ class Watched:
             self.done += len(jids)
 
 
+@pytest.mark.slow
 @pytest.mark.skipif(VIA == "pool", reason="more threads than connections")
 def test_two_nodes_with_locks_and_sweeps_keep_the_limit_without_repairs(node, caplog):
     """FAKTORY_TEST_LIMITS_S=60 python -m pytest tests/store/limits/test_exact.py -k sweeps"""

@@ -17,6 +17,8 @@ from django_faktory.tasks.compat import InvalidTask
 from tests.factories import payload
 from tests.store.limits import tasks
 
+pytestmark = pytest.mark.portable
+
 
 def problems():
     return {(one.id.partition(".")[2], one.msg) for one in run_checks() if one.id[-3:-1] == "05"}

@@ -16,6 +16,8 @@ from tests.standing import suspend_process
 from tests.store.locks.tasks import waits_with_lock
 from tests.waiting import wait_until
 
+pytestmark = pytest.mark.slow
+
 WORKER = ("--worker-only", "--processes", "1", "--concurrency", "1", "--no-reload")
 
 

@@ -164,6 +164,7 @@ class Node:
         return True
 
 
+@pytest.mark.slow
 def test_eight_clients_with_ten_keys_never_overlap_and_lose_no_job(node, tmp_path):
     """Check exclusion and completeness with 8 clients, 10 keys and 300 jobs (L24)."""
     total, names = 300, "ABCDEFGHIJ"

@@ -71,6 +71,7 @@ def test_folding_skips_a_row_locked_by_a_counting_transaction():
     assert total() == 7
 
 
+@pytest.mark.slow
 def test_no_count_is_lost_while_rows_are_folded():
     jobs = [JobFactory.many(20, working=True, wid=f"w{number}") for number in range(4)]
     for some in jobs:

@@ -118,6 +118,7 @@ def test_a_snapshot_ends_its_transaction_even_after_an_error(monkeypatch):
     assert run_elsewhere(lambda: Queue.objects.filter(name__startswith="new").count()) == 2
 
 
+@pytest.mark.slow
 def test_twenty_thousand_queues_are_counted_in_one_statement():
     """Measured: 20,000 queues with a job each are read in 0.05 to 0.08 s."""
     Queue.objects.bulk_create([Queue(name=f"q{number:05}") for number in range(20_000)], batch_size=1000)
