@@ -8,11 +8,11 @@ another one waits for its subject joins the queue without a first attempt.
 from __future__ import annotations
 
 import asyncio
-from collections import Counter
-from collections.abc import Callable
-from dataclasses import dataclass
+from collections.abc import Callable, Sequence
 from functools import partial
+from math import inf
 from typing import Any
+from weakref import WeakValueDictionary
 
 from ..errors import LockTimeout
 from .group_commit import CommitQueue
@@ -25,14 +25,6 @@ STOPS_WITHIN_S = 1.0
 """Seconds that commands still wait for locks after the server began to stop."""
 
 Answer = Callable[[Any], object]
-
-
-@dataclass(slots=True, eq=False)
-class _WaitingCommand:
-    command: MayBlock
-    answer: Answer
-    ends_at: float
-    has_waited: bool = False
 
 
 class LockWaits:
@@ -51,17 +43,15 @@ class LockWaits:
         loop: asyncio.AbstractEventLoop,
     ) -> None:
         self._first, self._again, self._loop = first, again, loop
-        self._give_up_after_s = give_up_after_s
-        self._pending: list[_WaitingCommand] = []
-        self._running: list[_WaitingCommand] = []
-        self._subjects: Counter[str] = Counter()
-        self._timer: asyncio.TimerHandle | None = None
-        self._idle = asyncio.Event()
-        self._idle.set()
+        self._give_up_after_s, self._stops_at = give_up_after_s, inf
+        self._waiting: set[asyncio.Task[Any]] = set()
+        self._slots = asyncio.Semaphore(WIDTH)
+        self._subjects: WeakValueDictionary[str, asyncio.Lock] = WeakValueDictionary()
+        """Held during an attempt for the subject. Each waiting command keeps those of its subjects alive."""
 
     def __len__(self) -> int:
         """Return the number of waiting commands."""
-        return len(self._pending) + len(self._running)
+        return len(self._waiting)
 
     def submit(
         self, command: MayBlock, answer: Answer, *, commit_queue: CommitQueue[MayBlock, Any] | None = None
@@ -78,16 +68,13 @@ class LockWaits:
             (commit_queue or self._first).submit(command, partial(self._on_tried, command, answer))
 
     def stop(self) -> None:
-        """Limit the wait of present and future commands to `STOPS_WITHIN_S`."""
-        self._give_up_after_s = STOPS_WITHIN_S
-        ends_at = self._loop.time() + STOPS_WITHIN_S
-        for waiting in (*self._pending, *self._running):
-            waiting.ends_at = min(waiting.ends_at, ends_at)
-        self._check_overdue()
+        """Limit the wait of present and future commands to `STOPS_WITHIN_S`, and the attempt that is running."""
+        self._stops_at = self._loop.time() + STOPS_WITHIN_S
 
     async def wait_idle(self) -> None:
         """Wait until all waiting commands are answered."""
-        await self._idle.wait()
+        while self._waiting:
+            await asyncio.wait(self._waiting)
 
     def _on_tried(self, command: MayBlock, answer: Answer, result: Any) -> None:
         if isinstance(result, LockTimeout):
@@ -96,72 +83,40 @@ class LockWaits:
             answer(result)
 
     def _add(self, command: MayBlock, answer: Answer) -> None:
-        self._idle.clear()
-        self._pending.append(_WaitingCommand(command, answer, self._loop.time() + self._give_up_after_s))
-        self._subjects.update(command.subjects)
-        if self._timer is None:
-            self._check_overdue()
-        self._next()
+        # In one order, so that no two commands wait for each other.
+        locks = [self._subjects.setdefault(subject, asyncio.Lock()) for subject in sorted(command.subjects)]
+        ends_at = self._loop.time() + self._give_up_after_s
+        task = self._loop.create_task(self._retry(command, [*locks, self._slots], ends_at))
+        self._waiting.add(task)
+        task.add_done_callback(partial(self._on_done, answer))
 
-    def _next(self) -> None:
-        while len(self._running) < WIDTH and (waiting := self._choose_next()):
-            self._pending.remove(waiting)
-            self._running.append(waiting)
-            self._again.submit(waiting.command, partial(self._on_retried, waiting))
+    def _on_done(self, answer: Answer, task: asyncio.Task[Any]) -> None:
+        self._waiting.discard(task)
+        answer(WAITED_TOO_LONG if isinstance(task.result(), LockTimeout) else task.result())
 
-    def _choose_next(self) -> _WaitingCommand | None:
-        """Return the oldest command with no subject that is being tried, or None.
+    async def _retry(self, command: MayBlock, turn: Sequence[asyncio.Lock | asyncio.Semaphore], ends_at: float) -> Any:
+        while True:
+            held: list[asyncio.Lock | asyncio.Semaphore] = []
+            try:
+                async with asyncio.timeout_at(ends_at):
+                    for lock in turn:
+                        await lock.acquire()
+                        held.append(lock)
+                if self._loop.time() >= min(ends_at, self._stops_at):
+                    break
+                result = await self._attempt(command)
+            except TimeoutError:
+                break
+            finally:
+                for lock in held:
+                    lock.release()
+            if not isinstance(result, LockTimeout):
+                return result
+        # Some jobs of a PUSHB may meet no lock: a last attempt stores these and rejects the others by jid.
+        command.is_last = command.has_several_jobs
+        return await self._attempt(command) if command.is_last else WAITED_TOO_LONG
 
-        Last attempts come first, then commands without an attempt here: their lock may be free already.
-        """
-        busy = {subject for waiting in self._running for subject in waiting.command.subjects}
-        # A last attempt is due now: it does not wait for the end of another attempt for its subject.
-        free = (
-            waiting for waiting in self._pending if waiting.command.is_last or busy.isdisjoint(waiting.command.subjects)
-        )
-        return min(free, key=lambda waiting: (not waiting.command.is_last, waiting.has_waited), default=None)
-
-    def _on_retried(self, waiting: _WaitingCommand, result: Any) -> None:
-        self._running.remove(waiting)
-        if not isinstance(result, LockTimeout) or waiting.command.is_last:
-            self._end(waiting, result)
-        else:
-            waiting.has_waited = True
-            self._pending.append(waiting)
-            self._give_up_overdue()  # its time may have ended during the attempt
-        self._next()
-
-    def _check_overdue(self) -> None:
-        """End overdue commands and schedule the next check."""
-        if self._timer is not None:
-            self._timer.cancel()
-        self._timer = None
-        self._give_up_overdue()
-        self._next()
-        if self._pending or self._running:
-            ends_at = min(waiting.ends_at for waiting in (*self._pending, *self._running))
-            # Not at once: an overdue command may be in an attempt, and nothing changes before that attempt ends.
-            self._timer = self._loop.call_at(max(ends_at, self._loop.time() + 0.1), self._check_overdue)
-
-    def _give_up_overdue(self) -> None:
-        now = self._loop.time()
-        ended: list[_WaitingCommand] = []
-        for waiting in self._pending:
-            if waiting.ends_at <= now and not waiting.command.is_last:
-                # Some jobs of a PUSHB may meet no lock: a last attempt stores these and rejects the others by jid.
-                if waiting.command.has_several_jobs:
-                    waiting.command.is_last = True
-                else:
-                    ended.append(waiting)
-        for waiting in ended:
-            self._pending.remove(waiting)
-        # Last: an answered client may send its next command at once, which re-enters this method.
-        for waiting in ended:
-            self._end(waiting, WAITED_TOO_LONG)
-
-    def _end(self, waiting: _WaitingCommand, result: Any) -> None:
-        # `-=` also removes subjects with a count of zero, so `submit` finds only subjects in use.
-        self._subjects -= Counter(waiting.command.subjects)
-        if not self._pending and not self._running:
-            self._idle.set()
-        waiting.answer(WAITED_TOO_LONG if isinstance(result, LockTimeout) else result)
+    def _attempt(self, command: MayBlock) -> asyncio.Future[Any]:
+        done = self._loop.create_future()
+        self._again.submit(command, done.set_result)
+        return done

@@ -98,7 +98,7 @@ def execute_waiting(broker: Broker, commands: Sequence[MayBlock]) -> list[Any]:
     """Try one command that met a lock again; its last attempt stores each job that meets no lock."""
     [command] = commands  # the commit queue weighs each command as a whole set
     if command.is_last and isinstance(command.work, list):
-        return [_Attempts(broker, budget_s=LAST_BUDGET_S).by_halves(command.work)]
+        return [_Attempts(broker, budget_s=LAST_BUDGET_S).one_by_one(command.work)]
     return _Attempts(broker).attempt([command], WAITING_S)
 
 
@@ -137,19 +137,15 @@ class _Attempts:
             for command, answer in zip(group, answers, strict=True)
         ]
 
-    def by_halves(self, jobs: list[JobPayload]) -> list[Any]:
-        """Store the jobs that meet no lock, halving sets that meet one. Return an answer for each job."""
-        answer = self._alone(MayBlock(jobs), ALONE_WAIT_S)
-        if isinstance(answer, LockTimeout) and len(jobs) > 1:
-            half = len(jobs) // 2
-            return [*self.by_halves(jobs[:half]), *self.by_halves(jobs[half:])]
-        if isinstance(answer, LockTimeout):
-            return [WAITED_TOO_LONG]
-        if isinstance(answer, BrokerUnavailable):
-            # Clients must not get the driver's message, which `CommitQueue` hides in answers of whole commands only.
-            logger.warning("database unavailable commands=%d error=%s", len(jobs), answer)
-            answer = BrokerUnavailable("database unavailable")
-        return [answer] * len(jobs) if isinstance(answer, FaktoryError) else list(answer)
+    def one_by_one(self, jobs: list[JobPayload]) -> list[Any]:
+        """Store the jobs that meet no lock, each alone. Return an answer for each job."""
+        answers: list[Any] = []
+        for job in jobs:
+            answer = self._alone(MayBlock([job]), ALONE_WAIT_S)
+            answers += answer if isinstance(answer, list) else [answer]
+        if self._lost is not None:
+            logger.warning("database unavailable commands=%d error=%s", len(jobs), self._lost)
+        return list(map(_without_details, answers))
 
     def attempt(self, group: Sequence[MayBlock], wait_s: float | None) -> list[Any]:
         """Execute a set as one; an exception becomes the answer of every command."""
@@ -216,3 +212,10 @@ def _may_succeed_alone(answer: Any) -> bool:
     if isinstance(answer, BrokerUnavailable):
         return isinstance(answer, LockTimeout)
     return isinstance(answer, FaktoryError)
+
+
+def _without_details(answer: Any) -> Any:
+    """Replace the driver's message, which `CommitQueue` hides only in the answer of a whole command."""
+    if isinstance(answer, LockTimeout):
+        return WAITED_TOO_LONG
+    return BrokerUnavailable("database unavailable") if isinstance(answer, BrokerUnavailable) else answer
