@@ -8,7 +8,7 @@ another one waits for its subject joins the queue without a first attempt.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from math import inf
 from typing import Any
@@ -30,19 +30,18 @@ Answer = Callable[[Any], object]
 class LockWaits:
     """The commands of a node that wait for locks. Used on the event loop only.
 
-    `first` executes sets of commands, `again` single ones that met a lock; both answer LockTimeout if they meet one.
-    After `give_up_after_s` seconds a command is answered with LockTimeout, and nothing was changed.
+    The commit queues answer LockTimeout to a command that met a lock; "lock-wait" executes it again, alone. After
+    `give_up_after_s` seconds a command is answered with LockTimeout, and nothing was changed.
     """
 
     def __init__(
         self,
-        first: CommitQueue[MayBlock, Any],
-        again: CommitQueue[MayBlock, Any],
+        commit_queues: Mapping[str, CommitQueue[MayBlock, Any]],
         *,
         give_up_after_s: float,
         loop: asyncio.AbstractEventLoop,
     ) -> None:
-        self._first, self._again, self._loop = first, again, loop
+        self._commit_queues, self._loop = commit_queues, loop
         self._give_up_after_s, self._stops_at = give_up_after_s, inf
         self._waiting: set[asyncio.Task[Any]] = set()
         self._slots = asyncio.Semaphore(WIDTH)
@@ -53,19 +52,16 @@ class LockWaits:
         """Return the number of waiting commands."""
         return len(self._waiting)
 
-    def submit(
-        self, command: MayBlock, answer: Answer, *, commit_queue: CommitQueue[MayBlock, Any] | None = None
-    ) -> None:
-        """Execute a command, first in `commit_queue` (default: `first`); call `answer` on the event loop.
+    def submit(self, command: MayBlock, answer: Answer, *, queue: str = "may-block") -> None:
+        """Execute a command, first in this commit queue; call `answer` on the event loop.
 
-        A large set of jobs is always tried in its own commit queue, as listing its subjects takes long.
+        A large set of jobs is always tried there, as listing its subjects takes long.
         """
-        is_small = not isinstance(command.work, list) or commit_queue is None
         # A first attempt would meet the lock for which the other commands of the subject wait.
-        if self._subjects and is_small and any(subject in self._subjects for subject in command.subjects):
+        if self._subjects and queue != "bulk" and any(subject in self._subjects for subject in command.subjects):
             self._add(command, answer)
         else:
-            (commit_queue or self._first).submit(command, partial(self._on_tried, command, answer))
+            self._commit_queues[queue].submit(command, partial(self._on_tried, command, answer))
 
     def stop(self) -> None:
         """Limit the wait of present and future commands to `STOPS_WITHIN_S`, and the attempt that is running."""
@@ -118,5 +114,5 @@ class LockWaits:
 
     def _attempt(self, command: MayBlock) -> asyncio.Future[Any]:
         done = self._loop.create_future()
-        self._again.submit(command, done.set_result)
+        self._commit_queues["lock-wait"].submit(command, done.set_result)
         return done

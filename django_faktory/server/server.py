@@ -185,7 +185,7 @@ class Server:
         that no other command waits for them.
         """
         if weight(jobs) > MAX_PUSH_IN_EXCHANGE:
-            self.lock_waits.submit(MayBlock(jobs), answer, commit_queue=self._bulk_queue)
+            self.lock_waits.submit(MayBlock(jobs), answer, queue="bulk")
             return
         for job in jobs:
             if job.options is not None and job.options.may_block:
@@ -202,12 +202,12 @@ class Server:
 
     def fail(self, report: Failure, answer: Callable[[FaktoryError | bool], None]) -> None:
         """Record a failure. A member of a batch uses the queue for commands that may block on the batch's row."""
-        commit_queue = self._may_block_queue if self.deliveries.is_batch_member(report.jid) else self._fail_queue
-        self.lock_waits.submit(MayBlock(report, self._subjects_of(report.jid)), answer, commit_queue=commit_queue)
+        queue = "may-block" if self.deliveries.is_batch_member(report.jid) else "fail"
+        self.lock_waits.submit(MayBlock(report, self._subjects_of(report.jid)), answer, queue=queue)
 
     def record_worker(self, report: Beat | WorkerIdentity, answer: Callable[[Any], object]) -> None:
         """Record a heartbeat or a registration in a commit queue that no other command uses (ADR 0032)."""
-        self.lock_waits.submit(MayBlock(report, [f"wid:{report.wid}"]), answer, commit_queue=self._heartbeat_queue)
+        self.lock_waits.submit(MayBlock(report, [f"wid:{report.wid}"]), answer, queue="heartbeat")
 
     def execute_blocking(
         self,
@@ -224,7 +224,7 @@ class Server:
         self, connection: ConnectedClient, answer: Callable[[Any], object], method: Callable[..., Any], *args: Any
     ) -> None:
         """Execute a read-only call, unless the client has disconnected. Equal calls that wait share one read."""
-        self._read_queue.submit(Read(connection, (method, args), time.monotonic()), answer)
+        self.commit_queues["read"].submit(Read(connection, (method, args), time.monotonic()), answer)
 
     def _subjects_of(self, jid: str) -> list[str]:
         bid = self.deliveries.batch_of(jid)
@@ -306,50 +306,36 @@ class Server:
     # Heartbeats and confirmations share theirs with no other verb: a late BEAT costs a live worker its jobs, and a late
     # confirmation runs a job twice. Waiting and long commands weigh MAX_SET_WEIGHT, so each is a set of its own.
     def _open_commit_queues(self) -> None:
-        common: dict[str, Any] = {"reset": self.broker.close, "loop": self.loop}
-        run_exchange = partial(execute_exchange, self.broker)
-        self.exchanges: CommitQueue[Item, Any] = CommitQueue(
-            "exchange",
-            run_exchange,
-            width=WIDTH,
-            weigh=weight,
-            lend=self._lend,
-            **common,
-        )
         in_sets = partial(execute_set, self.broker)
-        self._bulk_queue: CommitQueue[MayBlock, Any] = CommitQueue(
-            "bulk", in_sets, weigh=weight_of, pause_s=self._bulk_pause_s, **common
-        )
-        self._may_block_queue: CommitQueue[MayBlock, Any] = CommitQueue("may-block", in_sets, weigh=weight_of, **common)
-        self._lock_wait_queue: CommitQueue[MayBlock, Any] = CommitQueue(
-            "lock-wait",
-            partial(execute_waiting, self.broker),
-            width=LOCK_WAITS,
-            weigh=lambda _: MAX_SET_WEIGHT,
-            **common,
-        )
-        self.lock_waits = LockWaits(
-            self._may_block_queue, self._lock_wait_queue, give_up_after_s=conf.get("DATABASE_TIMEOUT"), loop=self.loop
-        )
-        self.uncertain_batches = UncertainBatches(self._withdraw, self.loop)
         one_by_one = partial(execute_each, reset=self.broker.close)
-        self._fail_queue: CommitQueue[MayBlock, Any] = CommitQueue("fail", in_sets, **common)
-        self._heartbeat_queue: CommitQueue[MayBlock, Any] = CommitQueue("heartbeat", in_sets, **common)
-        self._confirm_queue: CommitQueue[Callable[[], Any], Any] = CommitQueue("confirm", one_by_one, **common)
-        self._read_queue: CommitQueue[Read, Any] = CommitQueue(
-            "read",
-            Reads(self.broker.close).execute,
-            weigh=lambda _: READ_WEIGHT,
-            pause_s=lambda _, ran_s: 0.0 if self._is_stopping else compute_rest_s(ran_s),
-            **common,
-        )
-        self.long_work: CommitQueue[Callable[[], Any], Any] = CommitQueue(
-            "long", one_by_one, width=WIDTH, weigh=lambda _: MAX_SET_WEIGHT, **common
-        )
-        self._commit_queues: tuple[CommitQueue[Any, Any], ...] = (
-            self.exchanges, self._bulk_queue, self._may_block_queue, self._lock_wait_queue, self._fail_queue,
-            self._heartbeat_queue, self._confirm_queue, self._read_queue, self.long_work,
-        )  # fmt: skip
+        queues: dict[str, tuple[Callable[[list[Any]], Sequence[Any]], dict[str, Any]]] = {
+            "exchange": (
+                partial(execute_exchange, self.broker), {"width": WIDTH, "weigh": weight, "lend": self._lend}
+            ),
+            "bulk": (in_sets, {"weigh": weight_of, "pause_s": self._bulk_pause_s}),
+            "may-block": (in_sets, {"weigh": weight_of}),
+            "lock-wait": (
+                partial(execute_waiting, self.broker), {"width": LOCK_WAITS, "weigh": lambda _: MAX_SET_WEIGHT}
+            ),
+            "fail": (in_sets, {}),
+            "heartbeat": (in_sets, {}),
+            "confirm": (one_by_one, {}),
+            "read": (
+                Reads(self.broker.close).execute,
+                {
+                    "weigh": lambda _: READ_WEIGHT,
+                    "pause_s": lambda _, ran_s: 0.0 if self._is_stopping else compute_rest_s(ran_s),
+                },
+            ),
+            "long": (one_by_one, {"width": WIDTH, "weigh": lambda _: MAX_SET_WEIGHT}),
+        }  # fmt: skip
+        self.commit_queues: dict[str, CommitQueue[Any, Any]] = {
+            name: CommitQueue(name, execute, reset=self.broker.close, loop=self.loop, **options)
+            for name, (execute, options) in queues.items()
+        }
+        self.exchanges, self.long_work = self.commit_queues["exchange"], self.commit_queues["long"]
+        self.lock_waits = LockWaits(self.commit_queues, give_up_after_s=conf.get("DATABASE_TIMEOUT"), loop=self.loop)
+        self.uncertain_batches = UncertainBatches(self._withdraw, self.loop)
 
     def _bulk_pause_s(self, commands: Sequence[MayBlock], ran_s: float) -> float:
         """Return how long the bulk queue pauses after a set, so that other clients can write before its next one.
@@ -359,7 +345,7 @@ class Server:
         # The weight first: on the event loop, a look-up of the dialect creates a connection object.
         if self._is_stopping or sum(map(weight_of, commands)) <= UNPAUSED_BULK or not self.broker.has_single_writer:
             return 0.0
-        are_others_idle = all(queue.is_idle for queue in self._commit_queues if queue is not self._bulk_queue)
+        are_others_idle = all(queue.is_idle for name, queue in self.commit_queues.items() if name != "bulk")
         return 0.0 if are_others_idle else min(self.tuning.bulk_pause * ran_s, self.tuning.max_bulk_pause_s)
 
     def _open_fetch_queue(self) -> None:
@@ -405,7 +391,7 @@ class Server:
         await self._drain()  # releases of jobs that could not be sent
         if self._listener:
             self._listener.close()
-        for commit_queue in self._commit_queues:
+        for commit_queue in self.commit_queues.values():
             commit_queue.return_connections()  # a thread closes its own connection, so the event loop must not use it
             await asyncio.to_thread(commit_queue.close)
         if self._listener_thread:
@@ -413,7 +399,7 @@ class Server:
             await asyncio.to_thread(self._listener_thread.join, 2.0)
 
     async def _drain(self) -> None:
-        for commit_queue in self._commit_queues * 2:  # twice: a claim that ends may submit jobs to release
+        for commit_queue in [*self.commit_queues.values()] * 2:  # twice: a claim that ends may submit jobs to release
             await self.command_scheduler.wait_idle()
             await self.lock_waits.wait_idle()
             await commit_queue.wait_idle()
@@ -464,7 +450,7 @@ class Server:
         self.execute_blocking(lambda: self.broker.withdraw_batches(bids), on_result)
 
     def _confirm(self, delivered: Sequence[Delivery], on_confirmed: Callable[[set[str] | FaktoryError], None]) -> None:
-        self._confirm_queue.submit(lambda: self.broker.confirm(delivered), on_confirmed)
+        self.commit_queues["confirm"].submit(lambda: self.broker.confirm(delivered), on_confirmed)
 
     def release(self, jobs: Sequence[Reservation], on_result: Callable[[set[str]], None] = lambda _: None) -> None:
         """Release jobs that were claimed for disconnected clients (W14); retry while the database is unavailable.

@@ -353,7 +353,8 @@ def test_clients_that_pipeline_are_answered_when_several_commands_end_together()
     async def run():
         loop, is_over = asyncio.get_running_loop(), asyncio.Event()
         loop.set_exception_handler(lambda _, context: errors.append(context))
-        waits = LockWaits(AlwaysLocked(loop, 0.0), AlwaysLocked(loop, 0.05), give_up_after_s=0.3, loop=loop)
+        queues = {"may-block": AlwaysLocked(loop, 0.0), "lock-wait": AlwaysLocked(loop, 0.05)}
+        waits = LockWaits(queues, give_up_after_s=0.3, loop=loop)
 
         def submit(client, left):
             def answer(_):

@@ -150,7 +150,9 @@ def test_a_stopping_server_answers_a_large_pushb_that_it_is_storing(serve):
     server = serve(broker)
     client = RawClient.identified(server.address)
     client.send(pushb(5000))
-    wait_until(lambda: len(server.exchanges._free) + len(server._bulk_queue._free) < 3, what="it is being stored")
+    wait_until(
+        lambda: len(server.exchanges._free) + len(server.commit_queues["bulk"]._free) < 3, what="it is being stored"
+    )
     server.stop()
     broker.may_push.set()
     assert client.reply() == b"{}"
