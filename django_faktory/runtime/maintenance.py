@@ -13,7 +13,8 @@ import threading
 import time
 from collections.abc import Callable, Sequence
 from datetime import UTC, datetime, timedelta
-from typing import NamedTuple, TypeVar
+from functools import partial
+from typing import Any, NamedTuple, TypeVar
 
 from django.conf import settings
 from django.db import connections
@@ -30,7 +31,8 @@ from ..store.cron import entries, runs
 from ..store.jobs import failures, releases, tracking
 from ..store.limits import limiters
 from ..store.locks import backfill, locks
-from ..store.maintenance import due, pending_work
+from ..store.maintenance import due
+from ..store.maintenance.pending_work import PendingWork, find_pending_work
 from ..store.maintenance.vacuum import Vacuumer
 from ..store.notifier.postgresql import ANY_QUEUE
 from ..store.outages import of_this_node
@@ -90,12 +92,13 @@ AFTER_FAILURE_S = 10.0
 class Step(NamedTuple):
     """Run `work` every `every_s` seconds, and again at once while it returns True (more is left).
 
-    `every_s` is ON_DEMAND for steps that run when a query finds work for them; these run once at the start too.
+    Also runs it when `when` finds work for it. ON_DEMAND means only then, and once at the start.
     """
 
     name: str
     every_s: float
     work: Callable[[], object]
+    when: Callable[[PendingWork], bool] = lambda _: False
 
     def run(self) -> bool:
         """Run the work; return whether more is left. Any result other than True means that none is."""
@@ -128,14 +131,11 @@ class Maintenance:
         self._wake_at = math.inf
         self._next_job_due_at: float | None = None  # by the monotonic clock, as of the latest query
         self._check_all_at = 0.0
-        self._steps_with_work: set[str] = set()  # names, as of the latest query
+        self._pending: PendingWork | None = None  # as of the latest query; None after a failed one
         self._step_due_at: dict[str, float] = {}  # next run of the steps with an interval
         self._listens_since = math.inf  # without interruption; inf while the database is unreachable
-        self._backfill_position: backfill.Position | None = None
-        self._sweep_position: locks.Place | None = None
-        self._fold_position: tuple[str, str] | None = None
+        self._positions: dict[str, Any] = {}  # of steps that continue where their last run ended
         self._folded_until: datetime | None = None
-        self._list_position = self._forget_position = ""  # names of queues
         self._skip_limiters_until = 0.0
         self._vacuumer = Vacuumer(alias)
         self._round_at = self._success_at = time.monotonic()
@@ -145,34 +145,36 @@ class Maintenance:
         alias = self.alias
         return (
             Step("cron entries of code", ON_DEMAND, lambda: cron.sync(using=alias)),
-            Step("cron rows", 300.0, lambda: entries.adopt(default_zone=settings.TIME_ZONE, using=alias)),
-            Step("cron", ON_DEMAND, self._run_due_cron_entries),
+            Step("cron rows", 300.0, self._adopt_entries, lambda found: found.has_unscheduled_entries),
+            # The next query finds entries that were left over.
+            Step("cron", ON_DEMAND, self._run_due_cron_entries, lambda found: _is_over(found.tick_in_s)),
             Step("cron outcomes", 300.0, lambda: runs.record_run_outcomes(using=alias)),
             Step("cron history", 600.0, lambda: runs.forget_old(using=alias)),
             # Before reservations: a dead worker's reservations expire too, and would count as failures of its jobs.
-            Step("workers", ON_DEMAND, self._reclaim_lost_workers),
-            Step("reservations", ON_DEMAND, self._reap_reservations),
+            Step("workers", ON_DEMAND, self._reclaim_lost_workers, lambda found: found.has_silent_workers),
+            Step("reservations", ON_DEMAND, self._reap_reservations, lambda found: found.has_expired_reservations),
             Step("unknown workers", 10.0, self._reclaim_unknown_workers),
             Step("unseen workers", 60.0, lambda: workers.delete_stale(FORGET_UNSEEN_S, using=alias)),
             Step("lost workers", 3600.0, lambda: alarm_records.purge_lost(using=alias)),
-            Step("expired jobs", ON_DEMAND, self._expire_jobs),
+            Step("expired jobs", ON_DEMAND, self._expire_jobs, lambda found: found.has_expired_jobs),
             Step("limits of code", ON_DEMAND, lambda: limits.sync(using=alias)),
             # The next query finds jobs whose rate admits them later.
-            Step("limiters", ON_DEMAND, lambda: self._notify_workers(limiters.unblock_due(using=alias))),
-            Step("jobs without permits", 60.0, self._release_without_permit),
+            Step("limiters", ON_DEMAND, self._open_limiters, lambda found: _is_over(found.opens_in_s)),
+            Step("jobs without permits", 60.0, lambda: self._release_claimed(limiters.find_without_permits, "permits")),
             Step("limiters' counts", 10.0, self._check_limiters),
             Step("limiters of keys", 600.0, lambda: limiters.delete_idle(using=alias) == limiters.CHUNK),
-            Step("locks", ON_DEMAND, self._expire_locks),
-            Step("locks not taken", 60.0, self._release_without_lock),
+            Step("locks", ON_DEMAND, self._expire_locks, lambda found: found.has_expired_locks),
+            Step("locks not taken", 60.0, lambda: self._release_claimed(locks.find_without_lock, "locks")),
             Step("blocked jobs", 60.0, self._check_blocked_jobs),
             Step("jobs without keys", 3600.0, self._backfill_lock_keys),
-            Step("dead rows", 10.0, self._vacuum),
+            # The vacuum itself runs in a thread of its own: due jobs do not wait for it (ADR 0009).
+            Step("dead rows", 10.0, self._vacuumer.start_if_due),
             Step("purge", 60.0, lambda: due.purge(using=alias) == due.CHUNK),
             Step("tracking", 60.0, lambda: tracking.purge_tracking(using=alias) == tracking.CHUNK),
             Step("batches", 60.0, self._maintain_batches),
             Step("measures", 600.0, self._purge_histograms),
             Step("minutes of measures", 600.0, self._fold_minutes),
-            Step("totals of tasks", 600.0, self._fold_histograms),
+            Step("totals of tasks", 600.0, lambda: self._continue("totals", histograms.fold_idle_series)),
             Step("queues in use", 600.0, self._list_queues),
             Step("unused queues", 600.0, self._forget_queues),
             Step("counters", 600.0, lambda: counter_rows.fold(using=alias) == counter_rows.CHUNK),
@@ -193,7 +195,7 @@ class Maintenance:
         # While the process was suspended (SIGSTOP, a sleeping machine), it received no BEAT.
         if time.monotonic() - self._round_at > self._max_sleep_s + SUSPENDED_S:
             self._listens_since = math.inf
-        self._steps_with_work.clear()
+        self._pending = None
         self._wake_at = math.inf  # a push during this round must end the next sleep
         self._alarm.clear()
         due_in_s = self._run_guarded("due jobs", self._enqueue_due)
@@ -204,7 +206,8 @@ class Maintenance:
         sleep_s = self._max_sleep_s if due_in_s is None else due_in_s
         for step in self._steps:
             # A step without a time in `_step_due_at` has not run yet: each runs in the first round.
-            is_due = step.name in self._steps_with_work or time.monotonic() >= self._step_due_at.get(step.name, 0.0)
+            is_due = time.monotonic() >= self._step_due_at.get(step.name, 0.0)
+            is_due = is_due or (self._pending is not None and step.when(self._pending))
             if is_due and not self._stopping.is_set():
                 # A step with more work runs again in the next round, so that a backlog does not delay due jobs.
                 has_more = self._run_guarded(step.name, step.run)
@@ -282,25 +285,15 @@ class Maintenance:
         Every CHECK_ALL_EVERY_S the same query also checks for all other work.
         """
         checks_all = time.monotonic() >= self._check_all_at
-        pending = pending_work.find_pending_work(
+        pending = find_pending_work(
             using=self.alias, worker_timeout_s=conf.get("WORKER_TIMEOUT") if checks_all else None
         )
         if checks_all:
             self._check_all_at = time.monotonic() + CHECK_ALL_EVERY_S
-        tick_in_s = math.inf if pending.tick_in_s is None else pending.tick_in_s
-        opens_in_s = math.inf if pending.opens_in_s is None else pending.opens_in_s
-        has_work = {
-            "locks": pending.has_expired_locks,
-            "reservations": pending.has_expired_reservations,
-            "workers": pending.has_silent_workers,
-            "expired jobs": pending.has_expired_jobs,
-            "cron rows": pending.has_unscheduled_entries,
-            "cron": tick_in_s <= 0,
-            "limiters": opens_in_s <= 0,
-        }
-        self._steps_with_work.update(name for name, has_any in has_work.items() if has_any)
+        self._pending = pending
+        wakes_in_s = [in_s for in_s in (pending.tick_in_s, pending.opens_in_s) if in_s is not None]
         # A due cron run that cannot be taken is locked by another node, for the length of a transaction: do not spin.
-        return pending.due_in_s, min(max(min(tick_in_s, opens_in_s), RECHECK_DUE_S), self._max_sleep_s)
+        return pending.due_in_s, min(max(min(wakes_in_s, default=math.inf), RECHECK_DUE_S), self._max_sleep_s)
 
     def _notice_other_nodes(self, wait_s: float | None) -> None:
         """Wake waiting FETCHes if a job that should be due by now is gone: another node enqueued it.
@@ -312,9 +305,14 @@ class Maintenance:
             self._on_work(None)
         self._next_job_due_at = None if wait_s is None else now + wait_s
 
+    def _adopt_entries(self) -> None:
+        entries.adopt(default_zone=settings.TIME_ZONE, using=self.alias)
+
     def _run_due_cron_entries(self) -> None:
-        """Enqueue the jobs of due cron entries. The next query finds entries that were left over."""
         self._notify_workers(runs.enqueue_due_runs(cron.enqueue, using=self.alias))
+
+    def _open_limiters(self) -> None:
+        self._notify_workers(limiters.unblock_due(using=self.alias))
 
     def _reap_reservations(self) -> bool:
         may_judge = self._has_listened()
@@ -356,20 +354,12 @@ class Maintenance:
         if time.monotonic() >= self._skip_limiters_until and limiters.sweep(using=self.alias) is None:
             self._skip_limiters_until = time.monotonic() + IDLE_LIMITERS_S
 
-    def _release_without_permit(self) -> bool:
-        jobs = limiters.find_without_permits(VANISHED_S, using=self.alias)
-        self._release_claimed(jobs, "permits")
-        return len(jobs) == limiters.CHUNK
-
-    def _release_without_lock(self) -> bool:
-        jobs = locks.find_without_lock(VANISHED_S, using=self.alias)
-        self._release_claimed(jobs, "locks")
-        return len(jobs) == locks.CHUNK
-
-    def _release_claimed(self, jobs: Sequence[Reservation], missing: str) -> None:
+    def _release_claimed(self, find: Callable[..., Sequence[Reservation]], missing: str) -> bool:
+        jobs = find(VANISHED_S, using=self.alias)
         if jobs and releases.release(jobs, using=self.alias):
             logger.warning("jobs were claimed and got no %s, released jobs=%d", missing, len(jobs))
             self._notify_workers({job.queue for job in jobs})
+        return len(jobs) == releases.CHUNK
 
     def _notify_workers(self, queues: set[str]) -> None:
         if queues:
@@ -378,7 +368,7 @@ class Maintenance:
 
     def _check_blocked_jobs(self) -> None:
         """Check a bounded number of blocked jobs; the next run continues where this one ended."""
-        repaired, self._sweep_position = locks.sweep(using=self.alias, after=self._sweep_position)
+        repaired, self._positions["blocked"] = locks.sweep(using=self.alias, after=self._positions.get("blocked"))
         if repaired:
             logger.warning("keys had blocked jobs and none was ready, the next job of each is now keys=%d", repaired)
             self._on_work(None)
@@ -388,10 +378,12 @@ class Maintenance:
         locket = configured_locket()
         if not locket.is_enabled or (locket.queues is not None and not locket.queues):
             return False
-        self._backfill_position = backfill.give_keys(
-            locket.with_lock_key, locket.queues, using=self.alias, after=self._backfill_position
-        )
-        return self._backfill_position is not None
+        return self._continue("keys", partial(backfill.give_keys, locket.with_lock_key, locket.queues))
+
+    def _continue(self, name: str, work: Callable[..., object]) -> bool:
+        """Do a bounded part of some work, which returns where it ended; return whether more is left."""
+        self._positions[name] = work(using=self.alias, after=self._positions.get(name))
+        return self._positions[name] is not None
 
     def _maintain_batches(self) -> bool:
         """Expire uncommitted batches, purge batches that ended long ago, and execute overdue steps of batches."""
@@ -412,10 +404,6 @@ class Maintenance:
         if expired:
             logger.info("jobs waited past their expires_in and are dropped jobs=%d", expired)
 
-    def _vacuum(self) -> None:
-        # The vacuum itself runs in a thread of its own: due jobs do not wait for it (ADR 0009).
-        self._vacuumer.start_if_due()
-
     def _purge_histograms(self) -> bool:
         return histograms.purge(using=self.alias, kept_for_s=conf.get("METRICS_TTL")) == histograms.CHUNK
 
@@ -434,21 +422,21 @@ class Maintenance:
             self._folded_until = hour + histograms.HOUR
         return folded != 0  # 0: another node folds the hour; the next run checks its rows again
 
-    def _fold_histograms(self) -> bool:
-        """Fold all rows of totals, a bounded number at a time."""
-        self._fold_position = histograms.fold_idle_series(using=self.alias, after=self._fold_position)
-        return self._fold_position is not None
-
     def _list_queues(self) -> bool:
         """Add rows of queues in which jobs wait: a job that was not pushed, such as a callback, adds none."""
         # Continues after the last name, so that each run reads a bounded number of queues.
-        names = queues.find_names_in_use(using=self.alias, after=self._list_position)
+        names = queues.find_names_in_use(using=self.alias, after=self._positions.get("in use", ""))
         queues.add(names, using=self.alias)
-        self._list_position = names[-1] if len(names) == queues.NAMES_AT_ONCE else ""
-        return bool(self._list_position)
+        self._positions["in use"] = names[-1] if len(names) == queues.NAMES_AT_ONCE else ""
+        return bool(self._positions["in use"])
 
     def _forget_queues(self) -> bool:
-        count, self._forget_position = queues.forget_unused(using=self.alias, after=self._forget_position)
+        after = self._positions.get("unused", "")
+        count, self._positions["unused"] = queues.forget_unused(using=self.alias, after=after)
         if count:
             logger.info("forgot queues that were not used queues=%d", count)
-        return bool(self._forget_position)
+        return bool(self._positions["unused"])
+
+
+def _is_over(in_s: float | None) -> bool:
+    return in_s is not None and in_s <= 0

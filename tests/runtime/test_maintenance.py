@@ -184,7 +184,7 @@ def test_after_an_outage_workers_have_time_for_a_heartbeat_before_being_lost(mon
     loop._round()
     assert WorkerProcess.objects.exists(), "the node has just started"
     with monkeypatch.context() as patched:
-        patched.setattr(maintenance.pending_work, "find_pending_work", fail_with(BrokerUnavailable("unavailable")))
+        patched.setattr(maintenance, "find_pending_work", fail_with(BrokerUnavailable("unavailable")))
         loop._listens_since -= maintenance.HEARD_WITHIN_S
         loop._round()
     loop._check_all_at = time.monotonic()
