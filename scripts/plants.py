@@ -107,7 +107,7 @@ PLANTS = (
     Plant(
         "an expired reservation is never released",
         "django_faktory/runtime/maintenance.py",
-        '            Step("reservations", ON_DEMAND, self._reap_reservations),\n',
+        '            Step("reservations", ON_DEMAND, self._reap_reservations, lambda found: found.has_expired_reservations),\n',
         "",
         (
             "tests/runtime/test_maintenance.py",

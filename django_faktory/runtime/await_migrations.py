@@ -36,7 +36,7 @@ def await_migrations(alias: str, *, wait_s: float, write_line: Callable[[str], o
     Raises CommandError if one of this package is missing by then. SIGTERM and SIGINT end the process while it waits,
     even as PID 1.
     """
-    missing = _find_missing(alias)
+    missing = _find_missing_in_new_session(alias)
     if missing and wait_s > 0:
         deadline = time.monotonic() + wait_s
         with _exit_on_signals():  # before `write_line`: a reader of that line may send a signal at once
@@ -44,7 +44,7 @@ def await_migrations(alias: str, *, wait_s: float, write_line: Callable[[str], o
             write_line(f"{description}; waiting up to {wait_s:g} s for manage.py migrate (FAKTORY['MIGRATIONS_WAIT'])")
             while missing and time.monotonic() < deadline:
                 time.sleep(CHECK_EVERY_S)
-                missing = _find_missing(alias)
+                missing = _find_missing_in_new_session(alias)
     if ours := [migration for migration in missing if migration[0] == APP_LABEL]:
         raise CommandError(
             f"the database {alias!r} lacks {len(ours)} {_kind(ours)} of django_faktory; run manage.py migrate"
@@ -78,7 +78,7 @@ def await_database(
             time.sleep(CHECK_EVERY_S)
 
 
-def _find_missing(alias: str) -> list[tuple[str, str]]:
+def find_missing(alias: str) -> list[tuple[str, str]]:
     """Return the migrations that are not applied, or the functions that are not created, read at each call."""
     connection = connections[alias]
     # A new executor at each call, because it reads the applied migrations only once.
@@ -88,7 +88,12 @@ def _find_missing(alias: str) -> list[tuple[str, str]]:
     if not missing and connection.vendor == "postgresql":
         # `migrate` creates them after its last migration.
         missing = [(APP_LABEL, name) for name in functions.find_outdated(connection)]
-    connection.close()  # an open transaction could block `migrate`, or show an old state
+    return missing
+
+
+def _find_missing_in_new_session(alias: str) -> list[tuple[str, str]]:
+    missing = find_missing(alias)
+    connections[alias].close()  # an open transaction could block `migrate`, or show an old state
     return missing
 
 

@@ -9,7 +9,6 @@ from collections.abc import Callable
 from datetime import UTC, datetime
 
 from django.db import Error, connections
-from django.db.migrations.executor import MigrationExecutor
 
 from .. import conf
 from ..core.lifecycle import State
@@ -18,6 +17,7 @@ from ..models import Job, WorkerProcess
 from ..operations import alarms
 from ..store.database_errors import first_line
 from ..store.workers import living
+from .await_migrations import APP_LABEL, find_missing
 
 OVERDUE_S = 30.0
 """Seconds that a due job may wait for maintenance, which runs once a second."""
@@ -81,10 +81,8 @@ def _check_database(using: str) -> str:
 
 
 def _check_migrations(using: str) -> str:
-    executor = MigrationExecutor(connections[using])
     # Of this package only: pending migrations of the project stop no worker.
-    targets = [key for key in executor.loader.graph.leaf_nodes() if key[0] == "django_faktory"]
-    missing = executor.migration_plan(targets)
+    missing = [name for label, name in find_missing(using) if label == APP_LABEL]
     return f"{len(missing)} not applied: run manage.py migrate django_faktory" if missing else ""
 
 

@@ -183,18 +183,12 @@ class Fetcher:
         request = self._build_request(count)
         if not request.queues:
             return []
-        try:
-            [jobs] = self._broker.fetch([request])
-        except FaktoryError as error:
-            self._stopping.wait(self._outage_pause.record_failure(error))
+        pause = self._outage_pause
+        answers = pause.call(self._broker, lambda: self._broker.fetch([request]))
+        if answers is None:
+            self._stopping.wait(pause.pause_s)
             return None
-        except Exception:  # the loop must survive any error
-            logger.exception("fetch failed wid=%s", self._wid)
-            self._broker.close()
-            self._stopping.wait(1.0)
-            return None
-        self._outage_pause.record_success()
-        return jobs
+        return answers[0]
 
     def _build_request(self, count: int) -> FetchRequest:
         """Build a FETCH that stays within the remaining per-worker limits of its queues.

@@ -92,18 +92,13 @@ class Heartbeat:
         # Before the request: a process that is suspended until the reply arrives must not count as fresh.
         sent_at = time.monotonic()
         beat = Beat(wid=self._wid, current_state=self._state, rss_kb=rss_kb(), held=still_held)
-        try:
-            [answer] = self._broker.beat([beat])
-        except FaktoryError as error:
+        pause = self._outage_pause
+        answers = pause.call(self._broker, lambda: self._broker.beat([beat]))
+        if answers is None:
             # Sooner than usual: without an accepted BEAT the wid counts as lost after a few intervals.
-            self._pause_s = min(self._interval_s, self._outage_pause.record_failure(error))
+            self._pause_s = min(self._interval_s, pause.pause_s)
             return
-        except Exception:  # the loop must survive: a worker without BEATs loses its jobs
-            logger.exception("beat failed wid=%s", self._wid)
-            self._broker.close()
-            self._pause_s = min(self._interval_s, 1.0)
-            return
-        self._outage_pause.record_success()
+        [answer] = answers
         if isinstance(answer, UnknownWorker):
             # `_answered_at` is not updated: a wid that the broker does not know must not count as fresh.
             self._on_order(LOST)

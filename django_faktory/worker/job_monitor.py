@@ -169,17 +169,8 @@ class JobMonitor:
             self._close_connection()
             return
         self._has_connection = True
-        try:
-            cancelled = self._broker.cancelled(list(long_running))
-        except FaktoryError as error:
-            self._outage_pause.record_failure(error)
-            return
-        except Exception:  # the loop must survive: timeouts need no database
-            logger.exception("could not ask which jobs are cancelled")
-            self._broker.close()
-            return
-        self._outage_pause.record_success()
-        for jid in cancelled:
+        cancelled = self._outage_pause.call(self._broker, lambda: self._broker.cancelled(list(long_running)))
+        for jid in cancelled or ():
             logger.info("job is cancelled jid=%s", jid)
             long_running[jid].control.cancel()
 

@@ -11,7 +11,6 @@ import time
 
 from ..brokers.base import WorkerBroker
 from ..core.logs import get_logger
-from ..errors import FaktoryError
 from .job_buffer import JobBuffer
 from .outage_pause import OutagePause
 
@@ -57,15 +56,10 @@ class LockRenewer:
 
     def _renew(self, tokens: set[int]) -> float:
         """Renew these locks; return the seconds until the next check."""
-        try:
-            lost = self._broker.extend_locks(tokens)
-        except FaktoryError as error:
-            return min(MAX_PAUSE_AFTER_ERROR_S, self._outage_pause.record_failure(error))
-        except Exception:  # the loop must survive: a worker that stops renewing loses its locks
-            logger.exception("locks could not be extended")
-            self._broker.close()
-            return MAX_PAUSE_AFTER_ERROR_S
-        self._outage_pause.record_success()
+        pause = self._outage_pause
+        lost = pause.call(self._broker, lambda: self._broker.extend_locks(tokens))
+        if lost is None:
+            return min(MAX_PAUSE_AFTER_ERROR_S, pause.pause_s)
         # 10 % early, so that the check just before the due time renews already.
         self._renew_at = time.monotonic() + self._every_s * 0.9
         for token, job in self._buffer.jobs_with_locks().items():
