@@ -63,7 +63,6 @@ def test_a_server_with_a_password_rejects_clients_without_it(serve, knock, line)
     assert not Job.objects.exists()
 
 
-@over_both
 def test_a_password_hash_of_another_connection_is_rejected(serve, knock):
     server = serve(password=PASSWORD)
     _, first = knock(server)
@@ -99,7 +98,6 @@ def test_too_many_wrong_passwords_block_the_address_with_a_retry_time(serve, kno
     assert [record.getMessage() for record in caplog.records] == ["wrong password address=127.0.0.1"] * 2
 
 
-@over_both
 def test_connections_opened_before_the_block_get_no_further_tries(serve, knock):
     with override_settings(FAKTORY={"PASSWORD_TRIES": 1}):
         server = serve(password=PASSWORD)
@@ -110,7 +108,6 @@ def test_connections_opened_before_the_block_get_no_further_tries(serve, knock):
     assert waiting.is_closed()
 
 
-@over_both
 def test_an_authenticated_client_stays_connected_while_its_address_is_blocked(serve, knock):
     with override_settings(FAKTORY={"PASSWORD_TRIES": 1}):
         server = serve(password=PASSWORD)

@@ -27,13 +27,11 @@ def raw(server):
         client.close()
 
 
-@over_both
 def test_the_greeting_has_no_space_in_its_json(raw):
     """W1: the greeting is compact JSON."""
     assert raw().reply() == b'+HI {"v":2}'
 
 
-@over_both
 def test_the_greeting_contains_salt_and_iterations_if_a_password_is_set(serve, raw):
     """W1: salt and iterations are random for each connection."""
     address = serve(password="secret").address
@@ -43,7 +41,6 @@ def test_the_greeting_contains_salt_and_iterations_if_a_password_is_set(serve, r
     assert len({one["s"] for one in asked}) == 3
 
 
-@over_both
 def test_the_correct_password_hash_is_accepted(serve, raw):
     client = raw(serve(password="secret").address)
     asked = json.loads(client.reply().removeprefix(b"+HI "))
@@ -51,7 +48,6 @@ def test_the_correct_password_hash_is_accepted(serve, raw):
     assert client.ask(f'HELLO {{"v":2,"pwdhash":"{pwdhash}"}}') == b"+OK"
 
 
-@over_both
 @pytest.mark.parametrize("iterations", [1, None])
 def test_a_wrong_or_weaker_hash_is_refused_and_the_connection_closed(serve, raw, iterations):
     """W2: a wrong password closes the connection."""
@@ -109,7 +105,6 @@ def test_a_client_without_hello_is_closed_after_the_deadline(serve, raw):
     assert client.is_closed()
 
 
-@over_both
 def test_a_client_may_idle_after_a_timely_hello(serve, raw):
     """W3: the deadline ends with HELLO."""
     with override_settings(FAKTORY={"HELLO_TIMEOUT": 0.1}):
@@ -169,7 +164,6 @@ def test_an_unknown_verb_is_reported_and_the_connection_stays_open(connect, line
     assert client.ask("INFO")
 
 
-@over_both
 def test_a_bare_line_feed_ends_a_line_and_pipelined_commands_are_answered_in_order(connect):
     """W6: LF and CRLF both end a line."""
     client = connect(**worker())
@@ -180,7 +174,6 @@ def test_a_bare_line_feed_ends_a_line_and_pipelined_commands_are_answered_in_ord
     assert client.reply() == b"-ERR unknown command NOPE"
 
 
-@over_both
 def test_many_pipelined_commands_are_all_answered(connect):
     """W6: the client sends far more than the server reads ahead of the current command."""
     client = connect()

@@ -52,7 +52,6 @@ def test_the_server_stops_reading_while_a_fetch_waits(connect, server):
     assert only_connection(server)._protocol.buffered_bytes < 1_000_000
 
 
-@over_both
 def test_each_invalid_line_gets_its_own_reply(connect):
     """W6: each bad line gets its own reply."""
     client = connect()
@@ -121,7 +120,6 @@ def only_is_closed(server):
     return not server._connections or only_connection(server)._is_closed
 
 
-@over_both
 @pytest.mark.parametrize("greets", [True, False])
 def test_a_line_sent_byte_by_byte_has_a_deadline(serve, greets):
     """W3 and COMMAND_TIMEOUT: further bytes do not extend the deadline."""
@@ -239,7 +237,6 @@ class NoPlaceForWorkers(OrmBroker):
         raise BrokerUnavailable("no route to host")
 
 
-@over_both
 def test_hello_fails_if_the_worker_cannot_be_registered(serve):
     """W2, W30: HELLO fails if the worker cannot be stored."""
     client = RawClient(serve(NoPlaceForWorkers("default")).address)

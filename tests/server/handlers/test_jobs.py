@@ -71,7 +71,6 @@ def test_null_and_empty_members_are_accepted_as_defaults(connect, fields):
     assert row.reserve_for == (60 if "reserve_for" in fields else 1800)
 
 
-@over_both
 def test_a_fetched_job_keeps_the_text_that_was_pushed(connect):
     """W11: the server only appends members."""
     args = '[9007199254740993,1.0,"\\u0000é",1e400]'
@@ -93,7 +92,6 @@ def test_created_at_is_kept_but_enqueued_at_and_failure_are_replaced(connect):
     assert "failure" not in job
 
 
-@over_both
 def test_pushb_reports_refused_jobs_and_stores_the_others(connect):
     """W12: errors by jid, "" for jobs without one."""
     client = connect()
@@ -147,7 +145,6 @@ def test_fetch_waits_two_seconds_for_all_its_queues_and_then_returns_null(connec
     assert json.loads(client.reply())["queue"] == "second"
 
 
-@over_both
 def test_waiting_fetches_are_served_in_order_of_arrival(connect, server):
     clients = [connect(**worker(f"wid-{n}")) for n in range(3)]
     for number, client in enumerate(clients, 1):
@@ -236,7 +233,6 @@ def test_a_malformed_ack_is_refused(connect, line):
     assert connect().ask(line).startswith(b"-ERR invalid ACK")
 
 
-@over_both
 def test_ack_and_fail_of_another_worker_are_ok_and_change_nothing(connect):
     """W16, W17: only the job's worker, or a connection without wid, may end the job."""
     holder, stranger = connect(**worker("holder")), connect(**worker("stranger"))
