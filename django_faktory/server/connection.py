@@ -22,7 +22,6 @@ from ..errors import AuthenticationFailed, FaktoryError, InvalidPayload, Protoco
 from .buffer_limits import SMALL_BYTES
 from .context import ServerContext
 from .long_commands import PendingCommand
-from .tcp_keepalive import keep_alive
 
 logger = get_logger(__name__)
 
@@ -98,8 +97,6 @@ class Connection(asyncio.Protocol):
         """Send the greeting, or reject a client that has completed its TLS handshake and is one too many (W8)."""
         self._transport = cast(asyncio.Transport, transport)
         self._transport.set_write_buffer_limits(high=self.server.tuning.write_buffer_bytes)
-        if raw := transport.get_extra_info("socket"):
-            keep_alive(raw)
         if not self.server.admit(self):
             self._write(TOO_MANY)
             self.close()

@@ -32,6 +32,9 @@ ACCEPTED_AT_ONCE = 100
 RESERVED = 256
 """Descriptors for everything but clients: databases, log files, probes. On SQLite a connection takes three."""
 
+KEEP_ALIVE = {"TCP_KEEPIDLE": 60, "TCP_KEEPINTVL": 10, "TCP_KEEPCNT": 3}
+"""Socket options: a peer that vanished without closing is noticed within 90 s instead of the default two hours."""
+
 RETRY_S = 0.5
 """Time until the next attempt after an error of `accept`."""
 
@@ -135,6 +138,10 @@ class Acceptor:
                 self._loop.call_later(RETRY_S, self._resume, listening)
                 return
             accepted.setblocking(False)
+            accepted.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
+            for name, value in KEEP_ALIVE.items():
+                if hasattr(socket, name):  # not every system has all of them
+                    accepted.setsockopt(socket.IPPROTO_TCP, getattr(socket, name), value)
             connection = Connection(self._server)
             if self._is_admitted(connection):
                 self._connect(accepted, connection)
