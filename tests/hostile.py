@@ -12,7 +12,6 @@ from urllib.parse import urlencode
 from django.utils import timezone
 
 from django_faktory.brokers import get_broker
-from django_faktory.core.json import incremental
 from django_faktory.core.payloads import Ack, FetchRequest, failure
 from django_faktory.core.protocol import commands
 from django_faktory.core.queries import is_about
@@ -119,8 +118,7 @@ class Sent:
 
     def line(self, line):
         """Parse the line as a server does."""
-        steps = commands.parse_long(line.encode())
-        return incremental.run(steps) if steps else commands.parse(line)
+        return commands.parse(line)
 
     def as_name(self, place, short="harmless-name"):
         """Return the text if this place accepts it as a name, else `short`; sends it to find out."""

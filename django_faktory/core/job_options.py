@@ -6,15 +6,14 @@ Pure. Semantics: docs/job-options.md. `read_options` parses them.
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from datetime import datetime
 
 import msgspec
 
 from ..errors import InvalidPayload
-from .json import incremental, jsontext
+from .json import jsontext
 from .json.fields import ABSENT, abbreviate, instant, later, seconds, string
-from .json.incremental import Incremental
 from .queries import is_about
 
 SEALED, SAME = "$encrypted", "same"
@@ -27,11 +26,20 @@ _WITHIN = "custom."
 MAX_BID = 255
 _KEYS = frozenset({"unique_for", "expires_at", "expires_in", "bid", "lock", "limit", "about"})
 MAX_LOCK_KEY = 255
-MAX_COMPARED = 10_000
-"""Maximum object members, at all levels, in compared arguments: sorting keeps them in memory."""
+MAX_COMPARED = 64 * 1024
+"""Maximum characters of compared arguments: comparing them takes up to 30 ms, in which no other client is served."""
 
-COMPARED_AT_ONCE = 1000
-"""Characters of arguments that are compared in one step: this takes less than a millisecond."""
+READ_KEYS = (*sorted(_KEYS), "unique_until", "kwargs", "track", "result_ttl")
+"""Members of `custom` that the functions here and the parser of jobs read."""
+
+
+class _Envelope(msgspec.Struct):
+    """The only argument of a job with encrypted arguments. Other members are ignored."""
+
+    same: str
+
+
+_sealed_decoder = msgspec.json.Decoder(tuple[_Envelope])
 
 
 class JobOptions(msgspec.Struct, frozen=True, kw_only=True, gc=False):
@@ -85,32 +93,18 @@ def read_options(jobtype: str, queue: str, args: str, custom: Mapping[str, str])
     # Fast path: most jobs have no options.
     if _KEYS.isdisjoint(custom):
         return None
-    return incremental.run(read_options_in_steps(jobtype, queue, args, custom))
-
-
-def takes_long(args: str, custom: Mapping[str, str]) -> bool:
-    """Return True if the options must be read in steps, because long arguments have to be compared."""
-    # Only a unique key and a default lock key are computed from arguments; the other options take constant time.
-    size = len(args) + len(custom.get("kwargs", ""))
-    return size > COMPARED_AT_ONCE and ("unique_for" in custom or "lock" in custom)
-
-
-def read_options_in_steps(
-    jobtype: str, queue: str, args: str, custom: Mapping[str, str]
-) -> Incremental[JobOptions | None]:
-    """Parse the options in steps of about a millisecond; see `read_options`."""
     unique_for = seconds(custom, "unique_for", within=_WITHIN)
     expires_at = instant(custom, "expires_at", within=_WITHIN)
     expires_in = seconds(custom, "expires_in", within=_WITHIN)
     bid, about = _read_bid(custom), _read_about(custom)
-    lock = yield from _read_lock_key(jobtype, args, custom)
+    lock = _read_lock_key(jobtype, args, custom)
     limit = _read_limit_key(custom)
     # A key may be present without an option, for example `"lock": false`.
     if (unique_for, expires_at, expires_in, bid, lock, limit, about) == (None,) * 7:
         return None
     key = None
     if unique_for is not None:
-        key = yield from _derive_unique_key(jobtype, queue, args, custom.get("kwargs", ABSENT))
+        key = unique_key(jobtype, queue, args, custom.get("kwargs", ABSENT))
     return JobOptions(
         unique_key=key,
         unique_for=unique_for or 0,
@@ -142,13 +136,13 @@ def _read_about(custom: Mapping[str, str]) -> str | None:
     return about if about is not None and is_about(about) else None
 
 
-def _read_lock_key(jobtype: str, args: str, custom: Mapping[str, str]) -> Incremental[str | None]:
+def _read_lock_key(jobtype: str, args: str, custom: Mapping[str, str]) -> str | None:
     raw = custom.get("lock", ABSENT)
     # `false` also opts out of LOCKET, whatever the settings say for the queue (docs/locks.md).
     if raw in (ABSENT, "false"):
         return None
     if raw == "true":
-        return (yield from _derive_lock_key(jobtype, args, custom.get("kwargs", ABSENT)))
+        return default_lock_key(jobtype, args, custom.get("kwargs", ABSENT))
     key = string(raw)
     try:
         return lock_key(key)
@@ -188,14 +182,10 @@ def lock_key(key: object) -> str:
 
 def default_lock_key(jobtype: str, args: str, kwargs: str = ABSENT) -> str:
     """Return the same key for the same jobtype and arguments, in any queue. Raises InvalidPayload."""
-    return incremental.run(_derive_lock_key(jobtype, args, kwargs))
-
-
-def _derive_lock_key(jobtype: str, args: str, kwargs: str) -> Incremental[str]:
     keyword_args = [] if kwargs in (ABSENT, "{}") else [kwargs]
-    digest = yield from _hash_values(jsontext.encode(jobtype), [(yield from _comparable_args(args)), *keyword_args])
+    values = _canonical([args, *keyword_args], "a lock without its own key compares them", "give the lock a key")
     # The prefix keeps default keys apart from keys that tasks choose themselves.
-    return f"locket:job_locks:{digest}"
+    return f"locket:job_locks:{_hash(jsontext.encode(jobtype), *values)}"
 
 
 def compute_ttl(custom: Mapping[str, str], result_ttl: int | None) -> int | None:
@@ -210,37 +200,26 @@ def unique_key(jobtype: str, queue: str, args: str, kwargs: str = ABSENT) -> str
 
     A Django task's keyword arguments count as arguments, although they are in `custom`.
     """
-    return incremental.run(_derive_unique_key(jobtype, queue, args, kwargs))
-
-
-def _derive_unique_key(jobtype: str, queue: str, args: str, kwargs: str) -> Incremental[str]:
     keyword_args = "" if kwargs in (ABSENT, "{}") else kwargs
+    values = _canonical([args, keyword_args], "custom.unique_for compares them", "pass a key of the data instead")
     # The queue is part of this key, but not of a lock key: uniqueness holds for one queue, a lock across queues.
-    head = f"{jsontext.encode(jobtype)},{jsontext.encode(queue)}"
-    return (yield from _hash_values(head, [(yield from _comparable_args(args)), keyword_args]))
+    return _hash(jsontext.encode(jobtype), jsontext.encode(queue), *values)
 
 
-def _hash_values(head: str, values: Sequence[str]) -> Incremental[str]:
-    """Return the SHA-256 of a text and canonical JSON values, joined by commas. Only objects are kept in memory whole.
+def _hash(*texts: str) -> str:
+    # A separator, so that the same texts split differently have another hash.
+    return hashlib.sha256(",".join(texts).encode()).hexdigest()
 
-    Raises InvalidPayload for more than MAX_COMPARED members of nested objects.
-    """
-    digest, canonical_part = hashlib.sha256(head.encode()), bytearray()
-    for value in values:
-        # A separator, so that the same texts split differently have another hash.
-        digest.update(b",")
-        try:
-            for _ in incremental.canonical(value, canonical_part, max_count=MAX_COMPARED) if value else ():
-                digest.update(canonical_part)
-                canonical_part.clear()
-                yield
-        except InvalidPayload as error:
-            raise InvalidPayload(
-                f"args: {error}, because custom.unique_for and a lock without its own key compare them; got more"
-            ) from None
-        digest.update(canonical_part)
-        canonical_part.clear()
-    return digest.hexdigest()
+
+def _canonical(values: list[str], reason: str, remedy: str) -> list[str]:
+    """Return the texts that identify arguments and keyword arguments. Raises InvalidPayload if they are too long."""
+    values[0] = _comparable_args(values[0])
+    size = sum(map(len, values))
+    if size > MAX_COMPARED:
+        raise InvalidPayload(
+            f"args: expected at most {MAX_COMPARED} characters, because {reason}, got {size}; {remedy}"
+        )
+    return [jsontext.canonical(value) if value else "" for value in values]
 
 
 def _is_until_start(custom: Mapping[str, str]) -> bool:
@@ -253,29 +232,12 @@ def _is_until_start(custom: Mapping[str, str]) -> bool:
     return until == "start"
 
 
-def _comparable_args(args: str) -> Incremental[str]:
+def _comparable_args(args: str) -> str:
     """Return the text that identifies arguments: for encrypted ones, the fingerprint that equal arguments share."""
     # Encryption uses a random value, so the tokens of equal arguments differ.
     if SEALED not in args:
         return args
-    elements: list[str] = []
-    for element in incremental.cut(args, "[]"):
-        if element is None:
-            yield
-        # An envelope is the only argument, and an object; anything else is compared as it is.
-        elif elements or not element.lstrip().startswith("{"):
-            return args
-        else:
-            elements.append(element)
-    if not elements:
+    try:
+        return jsontext.encode([_sealed_decoder.decode(args)[0].same])
+    except jsontext.REFUSALS:  # not an envelope: compared as it is
         return args
-    members = yield from incremental.members(elements[0], max_count=MAX_COMPARED, rejects_duplicates=False)
-    fingerprint = string(members.get(SAME, ABSENT))
-    return args if fingerprint is None else jsontext.encode([fingerprint])
-
-
-def canonical(text: str) -> str:
-    """Return canonical JSON: equal for equal values, independent of spacing, escapes and key order."""
-    out = bytearray()
-    incremental.run(incremental.canonical(text, out))
-    return out.decode()

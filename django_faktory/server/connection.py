@@ -15,13 +15,11 @@ from typing import cast
 from ..core.logs import get_logger
 from ..core.payloads import Reservation, WorkerIdentity
 from ..core.protocol import resp
-from ..core.protocol.commands import Command, Hello
+from ..core.protocol.commands import Command, Hello, parse_whole
 from ..core.protocol.connection import ServerConnection
-from ..core.protocol.usual import parse_usual
 from ..errors import AuthenticationFailed, FaktoryError, InvalidPayload, ProtocolError, UnknownCommand
 from .buffer_limits import SMALL_BYTES
 from .context import ServerContext
-from .long_commands import PendingCommand
 
 logger = get_logger(__name__)
 
@@ -53,13 +51,13 @@ class Connection(asyncio.Protocol):
         """The identity given in HELLO; an empty one before."""
         self._protocol = self._new_protocol(server.password, server.max_command_bytes)
         self._transport: asyncio.Transport | None = None
-        self._pending_command: PendingCommand | None = None  # of a long line, while it is parsed and executed
+        # The parsing of a long line, until its command is answered.
+        self._steps: Generator[None, None, Command] | None = None
         self._is_busy = False  # a command is being parsed or executed
         self._is_resting = False  # pauses between commands, or waits for its password check
         self._is_closed = False  # nothing is written after this
         self._is_paused = False  # the client reads its replies too slowly
         self._is_reading_paused = False
-        self._is_in_intake = False  # waits in `Intake`, as it sends a long line
         self._unsent_jobs: list[Reservation] = []
         self._is_check_scheduled = False  # a check of the unsent bytes is scheduled
         # The time limit of HELLO, of a client that reads slowly, or of a half-closed connection.
@@ -115,7 +113,7 @@ class Connection(asyncio.Protocol):
             return  # read and discarded: closing with unread bytes sends a reset, which would drop the last reply
         # Most clients send one command and wait for its reply: then the bytes are one line, and are not buffered.
         if self._protocol.is_waiting and not (self._is_busy or self._is_paused or self._is_resting):
-            command = parse_usual(data)
+            command = parse_whole(data)
             if command is not None:
                 self._execute(command)
                 return
@@ -229,9 +227,9 @@ class Connection(asyncio.Protocol):
                     return
                 if isinstance(command, Generator):
                     self._is_busy = True
-                    self._pending_command = self.server.command_scheduler.take(
-                        command, self._protocol.line_bytes, self._on_parsed
-                    )
+                    self._steps = command
+                    self.server.line_buffer_limit.hold(self._reject_long_line, self._protocol.line_bytes)
+                    self.server.long_lines.run(command, self._on_parsed)
                 else:
                     self._execute(command)
             self._end_line()
@@ -265,9 +263,9 @@ class Connection(asyncio.Protocol):
     def _mark_answered(self) -> None:
         self._is_busy = False
         self.on_disconnect = None
-        if self._pending_command:
-            pending, self._pending_command = self._pending_command, None
-            pending.leave()
+        if self._steps:
+            self._steps = None
+            self.server.line_buffer_limit.release(self._reject_long_line)
 
     def _try_password(self) -> None:
         """Check the password now: called by the `HandshakeQueue` when it is this connection's turn."""
@@ -285,7 +283,7 @@ class Connection(asyncio.Protocol):
     def _update_reading(self) -> None:
         """Pause or resume reading so that bytes that cannot be executed yet stay bounded (W6, W7)."""
         must_wait = self._is_busy or self._is_paused or self._is_resting
-        should_pause = self._is_in_intake or (must_wait and self._protocol.buffered_bytes > BUFFERED_BYTES)
+        should_pause = must_wait and self._protocol.buffered_bytes > BUFFERED_BYTES
         is_settled = should_pause is self._is_reading_paused or self.is_ending or self._is_closed
         if is_settled or self._transport is None or self._transport.is_closing():
             return
@@ -299,24 +297,13 @@ class Connection(asyncio.Protocol):
         """Start the timeout and memory accounting of an incomplete line; HELLO has its own timeout."""
         if self._protocol.buffered_bytes > SMALL_BYTES:
             self.server.line_buffer_limit.update(self._reject_long_line, self._protocol.buffered_bytes)
-        if self._protocol.buffered_bytes > SMALL_BYTES or self._protocol.is_dropping:
-            self._wait_for_intake()
         if self._line_timer is None and self._protocol.buffered_bytes and self._protocol.is_identified:
             self._line_timer = self.server.loop.call_later(self.server.command_timeout_s, self._on_line_timeout)
-
-    def _wait_for_intake(self) -> None:
-        if not self._is_in_intake and not self._is_closed:
-            self._is_in_intake = True
-            self.server.intake.wait(self._on_intake_turn)
-
-    def _on_intake_turn(self) -> None:
-        self._is_in_intake = False
-        self._update_reading()
 
     def _on_line_timeout(self) -> None:
         self._line_timer = None
         # The end of the line may still be in the socket, since reading was paused.
-        if self._is_paused or self._is_resting or self._is_in_intake:
+        if self._is_paused or self._is_resting:
             self._await_line()
         elif not self._is_closed:
             self._write(resp.error(f"expected a whole command within {self.server.command_timeout_s:g} seconds"))
@@ -384,10 +371,10 @@ class Connection(asyncio.Protocol):
         line = self._protocol.forget()  # free it now: a half-open connection lives for a while
         # Freeing 16 MiB takes milliseconds: many such connections that close at once would stall the event loop.
         if len(line) > SMALL_BYTES:
-            self.server.intake.free(line.clear)
+            self.server.long_lines.wait(line.clear)
         self._end_line()
-        if self._pending_command:
-            self._pending_command.give_up()
+        if self._steps:
+            self._steps.close()  # no effect if the line is parsed: then its command is executed
         self._cancel_command()
 
     def _cancel_command(self) -> None:

@@ -18,12 +18,11 @@ from .buffer_limits import LineBufferLimit
 from .deliveries import DeliveryTracker
 from .group_commit import CommitQueue
 from .handshake_queue import HandshakeQueue
-from .intake import Intake
 from .login_throttle import LoginThrottle
-from .long_commands import CommandScheduler
 from .may_block import Work
 from .prefetch_buffer import PrefetchBuffer
 from .tuning import Tuning
+from .turns import Turns
 from .uncertain_batches import UncertainBatches
 from .waiting_fetches import FetchQueue
 
@@ -62,9 +61,8 @@ class ServerContext(Protocol):
     login_throttle: LoginThrottle
     handshake_queue: HandshakeQueue
     line_buffer_limit: LineBufferLimit
-    intake: Intake
-    rest_queue: Intake
-    command_scheduler: CommandScheduler
+    long_lines: Turns
+    rest_queue: Turns
     deliveries: DeliveryTracker
     prefetch_buffer: PrefetchBuffer
     fetch_queue: FetchQueue

@@ -34,16 +34,15 @@ from .exchange_set import Item, begin_exchange, execute_exchange, weight
 from .group_commit import MAX_SET_WEIGHT, Begin, CommitQueue
 from .handlers.jobs import VERBS
 from .handshake_queue import HandshakeQueue
-from .intake import REST_S, Intake
 from .listening import Acceptor, find_max_backlog, limit_connections, open_sockets
 from .lock_waits import WIDTH as LOCK_WAITS
 from .lock_waits import LockWaits
 from .login_throttle import LoginThrottle
-from .long_commands import CommandScheduler
 from .may_block import MayBlock, Work, execute_each, execute_set, execute_waiting, weight_of
 from .prefetch_buffer import PrefetchBuffer
 from .reads import Read, Reads, compute_rest_s
 from .tuning import DEFAULT_TUNING, Tuning
+from .turns import Turns
 from .uncertain_batches import UncertainBatches
 from .waiting_fetches import FetchQueue
 
@@ -51,6 +50,9 @@ logger = get_logger(__name__)
 
 LINGER_S = 0.25
 """Seconds in which a stopping server still answers new commands with an error that it stops (W28)."""
+
+REST_S = 0.001
+"""Rest of a connection after many commands in a row, and between such connections."""
 
 LISTEN_S = 60.0
 """Longest wait for one notification; closing the listener ends it early."""
@@ -262,7 +264,7 @@ class Server:
         except OSError as error:
             raise FaktoryError(_cannot_listen(self.address, error)) from error
         self.address = sockets[0].getsockname()[:2]
-        self._open_intake()
+        self._open_turns()
         self._open_commit_queues()
         self._open_fetch_queue()
         self._start_listener()
@@ -290,17 +292,11 @@ class Server:
             logger.warning("net.core.somaxconn is smaller than MAX_CONNECTIONS somaxconn=%d", max_backlog)
         return limit
 
-    def _open_intake(self) -> None:
+    def _open_turns(self) -> None:
         self.handshake_queue = HandshakeQueue(self.loop)
-        max_waiting_bytes = LONGEST_AT_ONCE * self.max_command_bytes
-        self.rest_queue = Intake(self.loop, pause_s=REST_S)
-        self.intake = Intake(self.loop, is_full=lambda: self.command_scheduler.waiting_bytes > max_waiting_bytes)
-        self.command_scheduler = CommandScheduler(
-            self.loop,
-            commands=lambda: self.command_count,
-            later=self.intake.free,
-            budget_bytes=self.tuning.long_lines_bytes,
-        )
+        self.long_lines = Turns(self.loop, lambda: self.command_count)
+        # Without a rest a flood of commands keeps the event loop busy, and threads wait for the GIL.
+        self.rest_queue = Turns(self.loop, lambda: self.command_count, least_rest_s=REST_S)
 
     # One commit queue for each kind of verb: a slow or blocked command delays only commands of its own kind (ADR 0032).
     # Heartbeats and confirmations share theirs with no other verb: a late BEAT costs a live worker its jobs, and a late
@@ -400,10 +396,8 @@ class Server:
 
     async def _drain(self) -> None:
         for commit_queue in [*self.commit_queues.values()] * 2:  # twice: a claim that ends may submit jobs to release
-            await self.command_scheduler.wait_idle()
             await self.lock_waits.wait_idle()
             await commit_queue.wait_idle()
-        await self.command_scheduler.wait_idle()
         await self.lock_waits.wait_idle()
         await asyncio.sleep(0)
 

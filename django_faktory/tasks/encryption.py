@@ -13,7 +13,7 @@ from hashlib import sha256
 from typing import TYPE_CHECKING, Any
 
 from .. import conf
-from ..core.job_options import SAME, SEALED, canonical
+from ..core.job_options import SAME, SEALED
 from ..core.json import jsontext
 from ..errors import CannotDecrypt, CannotEncrypt, InvalidPayload
 
@@ -130,7 +130,7 @@ def _fingerprint(text: str) -> str:
     """
     # The prefix separates this use of the key from Fernet's.
     key = sha256(b"django_faktory: same arguments\0" + _encode_text(str(conf.get("ENCRYPTION_KEYS")[0]))).digest()
-    return hmac.new(key, canonical(text).encode(), sha256).hexdigest()
+    return hmac.new(key, jsontext.canonical(text).encode(), sha256).hexdigest()
 
 
 def _encode_text(text: str) -> bytes:

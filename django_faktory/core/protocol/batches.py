@@ -13,12 +13,11 @@ import msgspec
 
 from ...errors import InvalidPayload
 from ..batch_rules import Kind
-from ..job_parser import MAX_MEMBERS, parse_long_job
-from ..json import incremental, jsontext
+from ..job_parser import parse_job
+from ..json import jsontext
 from ..json.fields import abbreviate
-from ..json.incremental import Incremental
 from ..payloads import BatchStatus, JobPayload, NewBatch, parse_instant, rfc3339
-from .fields import decode_value, field, format_line, parse_object
+from .fields import field, format_line, parse_object
 from .limits import check_name
 
 _NOT_IN_CALLBACKS = ("bid", "unique_for")
@@ -80,8 +79,8 @@ _BY_BID: dict[str, type[BatchOpen | BatchCommit | BatchAsk]] = {
 }
 
 
-def parse_batch(text: str) -> BatchCommand | Incremental[BatchNew]:
-    """Parse the text after BATCH: a sub-verb in any case, then an object or a bid. NEW is parsed in steps."""
+def parse_batch(text: str) -> BatchCommand:
+    """Parse the text after BATCH: a sub-verb in any case, then an object or a bid."""
     verb, _, arguments = text.strip().partition(" ")
     if verb.upper() == "NEW":
         return _parse_new(arguments)
@@ -124,20 +123,10 @@ def parse_status(members: dict[str, Any]) -> BatchStatus:
     )
 
 
-def _parse_new(text: str) -> Incremental[BatchNew]:
-    # Both branches accept repeated keys and keep the last one, like common JSON parsers.
-    if len(text) > incremental.SHORT:
-        yield from incremental.check_depth(text)
-        raw_members = yield from incremental.members(text, max_count=MAX_MEMBERS, rejects_duplicates=False)
-        # Unknown members are not decoded: they may be long.
-        members = {
-            key: decode_value(value)
-            for key, value in raw_members.items()
-            if key in ("bid", "description", "parent_bid")
-        }
-    else:
-        members = parse_object("BATCH NEW", text)
-        raw_members = jsontext.last_members(text)
+def _parse_new(text: str) -> BatchNew:
+    members = parse_object("BATCH NEW", text)
+    # Like the object, these are of the last of repeated keys, as common JSON parsers keep it.
+    raw_members = jsontext.last_members(text)
     if bid := field("BATCH NEW", members, "bid", str, ""):
         raise InvalidPayload(
             f"invalid BATCH NEW: bid: expected none, because the server assigns it, got {abbreviate(bid)}"
@@ -148,27 +137,24 @@ def _parse_new(text: str) -> Incremental[BatchNew]:
     callbacks: dict[str, Any] = {}
     for kind in Kind:
         if raw_members.get(kind, "null") != "null":
-            callbacks[str(kind)] = yield from _parse_callback(kind, raw_members[kind])
+            callbacks[str(kind)] = _parse_callback(kind, raw_members[kind])
     if not callbacks:
         raise InvalidPayload('invalid BATCH NEW: expected a "success" or a "complete" callback, or both, got none')
     description = field("BATCH NEW", members, "description", str, "")
     return BatchNew(NewBatch(description=description, parent_bid=parent_bid, **callbacks))
 
 
-def _parse_callback(kind: Kind, text: str) -> Incremental[JobPayload]:
+def _parse_callback(kind: Kind, text: str) -> JobPayload:
     if not text.startswith("{"):
         raise InvalidPayload(f"invalid BATCH NEW: {kind}: expected a job, got {abbreviate(text)}")
-    if len(text) > incremental.SHORT:
-        members = yield from incremental.members(text, max_count=MAX_MEMBERS, rejects_duplicates=False)
-    else:
-        members = jsontext.last_members(text)
+    members = jsontext.last_members(text)
     # Clients may omit the jid and the args of a callback.
     if members.get("jid", '""') in ('""', "null"):
         members |= {"jid": jsontext.encode(uuid4().hex)}
     members.setdefault("args", "[]")
     # The same checks as for PUSH; the error names the callback in front of the field.
     try:
-        job = yield from parse_long_job(jsontext.join(members.items()))
+        job = parse_job(jsontext.join(members.items()))
     except InvalidPayload as error:
         raise InvalidPayload(f"invalid BATCH NEW: {kind}: {error}") from None
     refuse_options(kind, job)

@@ -1,24 +1,25 @@
 """Parse command lines and write them. `VERBS` has the parser of each verb, `Command` is the union of all results.
 
-Parsers check shape only. Error messages follow the original server's where it has one. Long lines are parsed in steps
-(generators), so that an event loop can serve other clients in between. Rules: W5, W9, W12, W16, W17, W21.
+Parsers check shape only. Error messages follow the original server's where it has one. A long PUSHB is parsed in parts,
+so that an event loop can serve other clients in between. Rules: W5, W9, W12, W16, W17, W21.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Generator, Sequence
+from functools import lru_cache
+from itertools import islice
 from typing import Any
 
 import msgspec
 
 from ...errors import InvalidPayload, UnknownCommand
-from ..job_parser import MAX_MEMBERS, begin_job, parse_job, parse_long_job
-from ..json import incremental, jsontext
-from ..json.incremental import SHORT, Incremental, T
-from ..payloads import DEFAULT_QUEUE, MAX_BACKTRACE_LINES, Beat, JobPayload, WorkerIdentity, is_queue_name
+from ..job_parser import parse_job
+from ..json import jsontext
+from ..payloads import DEFAULT_QUEUE, MAX_BACKTRACE_LINES, MAX_NAME, Beat, JobPayload, WorkerIdentity, is_queue_name
 from . import batches, management, tracking
 from .batches import BatchCommand
-from .fields import decode_value, field, format_line, parse_object, parse_strings, parse_wid
+from .fields import field, format_line, parse_object, parse_wid
 from .limits import LOOKED_UP, check_count, check_length, check_line
 from .management import ManagementCommand
 from .tracking import TrackingCommand
@@ -27,18 +28,14 @@ VERSION = 2
 NO_QUEUE = "*"
 """Invalid queue name, sent instead of an empty list, which would mean the default queue."""
 
-MANY_JOBS_BYTES = 4 * 1024
-"""A PUSHB above this length may have enough jobs to need parsing in steps."""
+PART = 64 * 1024
+"""Characters of jobs of a PUSHB that are parsed between two pauses: 10 ms, or 30 ms if all arguments are compared."""
 
-MANY_VALUES, LONG_JOB_BYTES = 4000, 1024 * 1024
-"""A single job beyond one of these counts of brackets or colons, or bytes, takes more than a few milliseconds."""
+WHOLE_BYTES = 4096
+"""Longest line that is parsed without being buffered."""
 
-CUT_AT_ONCE = 256 * 1024
-"""Characters of a PUSHB up to which it is split into jobs at once, which is faster than in steps."""
-
-JOBS_A_STEP = 20
-"""Jobs of a long PUSHB that are parsed between two pauses."""
-
+CACHED_CHARACTERS, CACHED_FETCHES = 512, 256
+"""Maximum length and number of cached FETCH commands: clients send the same few lines all the time."""
 
 MAX_THREADS = 2**31 - 1
 """Largest number that the column of the database stores."""
@@ -160,12 +157,11 @@ def parse(line: str) -> Command:
     # Limits count bytes. "replace": a lone surrogate must not raise UnicodeEncodeError here.
     encoded = line.encode("utf-8", "replace")
     check_line(encoded[:100], len(encoded))
-    command = begin(line)
-    return incremental.run(command) if isinstance(command, Generator) else command
+    return parse_checked(line)
 
 
-def begin(line: str) -> Command | Incremental[Command]:
-    """Parse a line of checked length; return steps for a command that may take more than a millisecond."""
+def parse_checked(line: str) -> Command:
+    """Parse a line whose length has been checked."""
     verb, _, rest = line.partition(" ")
     parser = VERBS.get(verb)
     if parser is None:
@@ -173,37 +169,43 @@ def begin(line: str) -> Command | Incremental[Command]:
     return parser(rest)
 
 
-def parse_long(line: bytes) -> Incremental[Command] | None:
-    """Return steps that parse a line that takes long; None for any other line. The decision itself is fast."""
-    if len(line) <= MANY_JOBS_BYTES:  # no shorter line of any verb takes long
+def parse_whole(data: bytes) -> Command | None:
+    """Return the command if `data` is one whole valid PUSH, FETCH or ACK, else None (ADR 0041).
+
+    Then the line is buffered and parsed again, which raises the error.
+    """
+    if len(data) > WHOLE_BYTES or data.find(b"\n") != len(data) - 1:
         return None
-    verb, _, rest = line[:8].partition(b" ")
-    parser = _LONG.get(verb) if rest else None
-    if parser is None or not _takes_long(verb, line):
+    try:
+        verb, _, rest = str(data, "utf-8").removesuffix("\n").removesuffix("\r").partition(" ")
+        if verb == "PUSH":
+            return Push(parse_job(rest))
+        return _parse_ack(rest) if verb == "ACK" else _parse_fetch(rest) if verb == "FETCH" else None
+    except (InvalidPayload, UnicodeDecodeError):
         return None
-    return _decode_and_parse(parser, line)
 
 
-def _takes_long(verb: bytes, line: bytes) -> bool:
-    if verb == b"PUSHB":
-        return True
-    if len(line) <= SHORT:
-        return False
-    if verb != b"PUSH" or len(line) > LONG_JOB_BYTES:
-        return True
-    # The counts bound the number of values; each takes one fast pass over the bytes.
-    return line.count(b"{") + line.count(b"[") > MANY_VALUES or line.count(b":") > MANY_VALUES
-
-
-def _decode_and_parse(parser: Callable[[str], Incremental[Command]], line: bytes) -> Incremental[Command]:
-    yield  # while the line waits for its turn only its bytes are kept
-    text = decode_line(line).partition(" ")[2]
-    del line  # free the bytes before the jobs are built
+def parse_long(line: bytearray) -> Generator[None, None, Command]:
+    """Parse a long line whose length has been checked, with pauses; empties `line`."""
+    text = decode_line(line)
+    line.clear()  # free the bytes before the jobs are built
     yield
-    return (yield from parser(text))
+    verb, _, text = text.partition(" ")
+    if verb == "PUSH":
+        return Push((yield from _parse_long_job(text)))
+    if verb == "PUSHB":
+        jobs: list[JobPayload | InvalidPayload] = []
+        yield from _parse_jobs(text, jobs)
+        return PushBulk(jobs)
+    return VERBS[verb](text)
 
 
-def decode_line(line: bytes) -> str:
+def _parse_long_job(text: str) -> Generator[None, None, JobPayload]:
+    yield from jsontext.check_depth_in_parts(text)
+    return parse_job(text, is_shallow=True)
+
+
+def decode_line(line: bytes | bytearray) -> str:
     """Decode a line as UTF-8. Raises InvalidPayload if it is not."""
     try:
         return line.decode()
@@ -238,98 +240,95 @@ def _worker_members(members: dict[str, Any]) -> dict[str, Any]:
     return {"queues": tuple(name for name in queues if isinstance(name, str)), "threads": threads}
 
 
-def _parse_push(text: str) -> Push | Incremental[Push]:
-    job = begin_job(text)
-    return _after_first_step(_push(job)) if isinstance(job, Generator) else Push(job)
-
-
-def _push(job: Incremental[JobPayload]) -> Incremental[Push]:
-    return Push((yield from job))
-
-
-def _after_first_step(steps: Incremental[T]) -> T | Incremental[T]:
-    """Run the first step; return the result if it was the only step, as for most jobs, else the remaining steps."""
-    try:
-        next(steps)
-    except StopIteration as end:
-        result: T = end.value
-        return result
-    return steps
+def _parse_push(text: str) -> Push:
+    return Push(parse_job(text))
 
 
 def _parse_push_bulk(text: str) -> PushBulk:
-    return PushBulk([_job_or_refusal(item) for item in ([] if text.strip() == "null" else jsontext.items(text))])
+    jobs: list[JobPayload | InvalidPayload] = []
+    for _ in _parse_jobs(text, jobs):
+        pass
+    return PushBulk(jobs)
 
 
-def _job_or_refusal(text: str) -> JobPayload | InvalidPayload:
-    try:
-        return parse_job(text)
-    except InvalidPayload as refusal:
-        return refusal
-
-
-def _parse_long_push(text: str) -> Incremental[Push]:
-    return Push((yield from parse_long_job(text)))
-
-
-def _parse_long_push_bulk(text: str) -> Incremental[PushBulk]:
-    accepted: list[JobPayload] = []
+def _parse_jobs(text: str, jobs: list[JobPayload | InvalidPayload]) -> Generator[None]:
+    """Add the jobs in `text` to `jobs`, and the refusals; pause after each part."""
     refused: dict[str, InvalidPayload] = {}  # by jid, like the reply, so that repeated jids need no memory
-    jobs = looked_up = 0
-    jobs_in_step = characters_in_step = 0
-    parts = jsontext.items(text) if len(text) <= CUT_AT_ONCE else incremental.cut(text, "[]")
-    for part in parts:
-        if part is None:
-            yield
-            continue
-        jobs += 1
-        check_count("PUSHB", "jobs", jobs)
-        jobs_in_step, characters_in_step = jobs_in_step + 1, characters_in_step + len(part)
-        # Pause after 20 small jobs or a few large ones.
-        if jobs_in_step == JOBS_A_STEP or characters_in_step > SHORT:
-            jobs_in_step = characters_in_step = 0
-            yield
-        job = yield from _long_job_or_refusal(part)
-        if isinstance(job, JobPayload):
+    items = [] if text.strip() == "null" else jsontext.items(text)
+    check_count("PUSHB", "jobs", len(items))
+    looked_up = characters = 0
+    for item in items:
+        try:
+            job = (yield from _parse_long_job(item)) if len(item) > PART else parse_job(item)
+        except InvalidPayload as refusal:
+            # Without its traceback, which keeps the parts of the job in memory.
+            refused[refusal.jid] = refusal.with_traceback(None)
+        else:
             if job.options is not None and (job.options.may_block or job.options.lock_key is not None):
                 looked_up += 1
                 check_count("PUSHB", LOOKED_UP, looked_up)
-            accepted.append(job)
-            continue
-        refused[job.jid] = job
-    return PushBulk([*accepted, *refused.values()])
-
-
-def _long_job_or_refusal(part: str) -> Incremental[JobPayload | InvalidPayload]:
-    text = part.strip(" \t\r\n")
-    try:
-        return (yield from parse_long_job(text))
-    except InvalidPayload as refusal:
-        yield from incremental.check_value(text)  # invalid JSON rejects the whole PUSHB
-        # A new exception: the traceback of the old one keeps the parts of the job in memory.
-        return InvalidPayload(str(refusal), jid=refusal.jid)
+            jobs.append(job)
+        characters += len(item)
+        if characters > PART:
+            characters = 0
+            yield
+    jobs += refused.values()
 
 
 def _parse_fetch(text: str) -> Fetch:
+    return _parse_cached_fetch(text) if len(text) <= CACHED_CHARACTERS else _build_fetch(text)
+
+
+def _build_fetch(text: str) -> Fetch:
     names = text.split() or [DEFAULT_QUEUE]
     check_count("FETCH", "queues", len(names))
     # A name that no queue can have is ignored, not refused: clients name queues of other systems (ADR 0033).
     return Fetch(tuple(dict.fromkeys(filter(is_queue_name, names))))
 
 
+_parse_cached_fetch = lru_cache(CACHED_FETCHES)(_build_fetch)
+
+
+class _Ack(msgspec.Struct, forbid_unknown_fields=True, gc=False):
+    jid: str
+
+
+_ack_decoder = msgspec.json.Decoder(_Ack)
+
+
 def _parse_ack(text: str) -> AckJob:
-    jid = parse_object("ACK", text).get("jid")
+    try:
+        jid: Any = _ack_decoder.decode(text).jid
+    except jsontext.REFUSALS:
+        jid = parse_object("ACK", text).get("jid")
     if not isinstance(jid, str):
         raise InvalidPayload(f"invalid ACK {text[:200]}: jid: expected a string")
-    check_length("ACK", "jid", jid)
+    if len(jid) > MAX_NAME:
+        check_length("ACK", "jid", jid)
     return AckJob(jid)
 
 
+class _Fail(msgspec.Struct, gc=False):
+    """The members of a FAIL that are read."""
+
+    jid: str | None = None
+    errtype: str | None = None
+    message: str | None = None
+    backtrace: msgspec.Raw = msgspec.Raw(b"[]")
+
+
+_fail_decoder = msgspec.json.Decoder(_Fail)
+
+
 def _parse_fail(text: str) -> FailJob:
-    return _build_fail(parse_object("FAIL", text))
-
-
-def _build_fail(members: dict[str, Any]) -> FailJob:
+    try:
+        members = msgspec.structs.asdict(_fail_decoder.decode(text))
+    except jsontext.REFUSALS as error:
+        jsontext.refuse_long(text, error)
+        members = parse_object("FAIL", text)
+    else:
+        raw = str(members["backtrace"], "utf-8")
+        members["backtrace"] = _first_strings(raw) if raw.startswith("[") else jsontext.decode(raw)
     jid = field("FAIL", members, "jid", str, "")
     if not jid:
         raise InvalidPayload("missing JID: expected the jid of the job that failed")
@@ -344,14 +343,9 @@ def _build_fail(members: dict[str, Any]) -> FailJob:
     )
 
 
-def _parse_long_fail(text: str) -> Incremental[FailJob]:
-    yield from incremental.check_depth(text)
-    raw = yield from incremental.members(text, max_count=MAX_MEMBERS, rejects_duplicates=False)
-    members = {key: decode_value(value) for key, value in raw.items() if key in ("jid", "errtype", "message")}
-    lines = yield from parse_strings(raw.get("backtrace", "[]"), max_count=MAX_BACKTRACE_LINES, skips_others=True)
-    # Not an array: `_build_fail` raises the error, except for null.
-    members["backtrace"] = decode_value(raw["backtrace"]) if lines is None else lines
-    return _build_fail(members)
+def _first_strings(array: str) -> list[str]:
+    strings = (jsontext.decode(item) for item in jsontext.items(array) if item.startswith('"'))
+    return list(islice(strings, MAX_BACKTRACE_LINES))
 
 
 def _parse_beat(text: str) -> BeatWorker:
@@ -373,7 +367,7 @@ def _parse_second_hello(_: str) -> Command:
     raise UnknownCommand("unknown command HELLO")
 
 
-VERBS: dict[str, Callable[[str], Command | Incremental[Any]]] = {
+VERBS: dict[str, Callable[[str], Command]] = {
     "HELLO": _parse_second_hello,
     "END": lambda _: End(),
     "INFO": lambda _: Info(),
@@ -387,11 +381,3 @@ VERBS: dict[str, Callable[[str], Command | Incremental[Any]]] = {
     **management.VERBS,
     **tracking.VERBS,
 }
-
-_LONG: dict[bytes, Callable[[str], Incremental[Any]]] = {
-    b"PUSH": _parse_long_push,
-    b"PUSHB": _parse_long_push_bulk,
-    b"FAIL": _parse_long_fail,
-    b"MUTATE": management.parse_mutate,
-}
-"""Parsers in steps, for the verbs with a job or a list."""

@@ -12,15 +12,14 @@ from collections.abc import Generator
 from hashlib import sha256
 
 from ...errors import AuthenticationFailed, InvalidPayload, ProtocolError
-from ..json import incremental, jsontext
-from ..json.incremental import Incremental
+from ..json import jsontext
 from ..payloads import WorkerIdentity
-from .commands import VERSION, Command, Hello, begin, decode_line, parse_hello, parse_long
+from .commands import VERSION, Command, Hello, decode_line, parse_checked, parse_hello, parse_long
 from .limits import ANY_LINE_BYTES, MAX_HELLO_BYTES, check_line, is_too_long
 from .resp import Error, Reply, ReplyReader, Simple
 
 LONG_LINE_BYTES = 64 * 1024
-"""A longer line is removed from the buffer at once, so that it is not kept twice during its execution."""
+"""A longer line is parsed in its turn, and is not copied out of the buffer."""
 
 VERB_BYTES = 100
 """Bytes of a line that are searched for its verb, which determines the maximum length."""
@@ -56,7 +55,7 @@ class ServerConnection:
         self._refused_start = b""  # the start of a line that is too long; its bytes are dropped up to its end
         self._dropped_bytes = 0
         self.line_bytes = 0
-        """Length of the last complete line."""
+        """Length of the last long line."""
 
     @property
     def is_identified(self) -> bool:
@@ -97,22 +96,28 @@ class ServerConnection:
         ProtocolError (such as AuthenticationFailed) if it must be closed after the reply.
         """
         command = self.begin_command()
-        return incremental.run(command) if isinstance(command, Generator) else command
+        while isinstance(command, Generator):
+            try:
+                next(command)
+            except StopIteration as end:
+                command = end.value
+        return command
 
-    def begin_command(self) -> Command | Incremental[Command] | None:
-        """Like `next_command`, but return steps for a line that takes long; the steps raise InvalidPayload only."""
+    def begin_command(self) -> Command | Generator[None, None, Command] | None:
+        """Like `next_command`, but return steps for a long line; the steps raise InvalidPayload only."""
         line = self._next_line()
         if line is None:
             return None
         if self.is_identified:
-            # A long line is not decoded here: its steps do that, so that only its bytes are kept while it waits.
-            return parse_long(line) or begin(decode_line(line))
+            # A long line is not decoded here, so that only its bytes are kept while it waits for its turn.
+            return parse_long(line) if isinstance(line, bytearray) else parse_checked(decode_line(line))
         try:
             return self._accept_hello(decode_line(line))
         except InvalidPayload as error:
             raise self._give_up(ProtocolError(str(error))) from error
 
-    def _next_line(self) -> bytes | None:
+    def _next_line(self) -> bytes | bytearray | None:
+        """Return the next whole line without its end, a long one as a bytearray; None if more bytes are needed."""
         if self._is_broken:
             return None
         if self._refused_start:
@@ -139,16 +144,23 @@ class ServerConnection:
             self._compact()
             self._searched = len(self._buffer)  # search each byte once, also if a line comes in many pieces
             return None
+        if end - self._start > LONG_LINE_BYTES:
+            return self._hand_over(end, newline)
         with memoryview(self._buffer) as view:  # a slice of the bytearray would be one more copy
             line = bytes(view[self._start : end])
         self._start = self._searched = newline + 1
-        self.line_bytes = len(line)
         if self._start == len(self._buffer):
             self._buffer.clear()
             self._start = self._searched = 0
-        elif len(line) > LONG_LINE_BYTES:
-            self._compact()
-            self._searched = 0
+        return line
+
+    def _hand_over(self, end: int, newline: int) -> bytearray:
+        """Return the buffer as the line that it contains: a copy of 16 MiB takes 4 ms."""
+        line, self._buffer = self._buffer, self._buffer[newline + 1 :]
+        del line[end:]
+        del line[: self._start]
+        self.line_bytes = len(line)
+        self._start = self._searched = 0
         return line
 
     def _drop(self) -> None:

@@ -1,7 +1,6 @@
 """Helpers to parse and write commands: a verb followed by JSON, and typed members.
 
-`format_line` writes a command, `parse_object` and `field` read one, `parse_strings` and `decode_value` serve long
-commands. Parsers raise InvalidPayload.
+`format_line` writes a command, `parse_object` and `field` read one. Parsers raise InvalidPayload.
 """
 
 from __future__ import annotations
@@ -9,8 +8,7 @@ from __future__ import annotations
 from typing import Any
 
 from ...errors import InvalidPayload
-from ..json import incremental, jsontext
-from ..json.incremental import Incremental
+from ..json import jsontext
 from .limits import check_name
 
 
@@ -51,35 +49,3 @@ def parse_wid(verb: str, members: dict[str, Any]) -> str:
     value: str = field(verb, members, "wid", str, "")
     check_name(verb, "wid", value)
     return value
-
-
-def parse_strings(raw: str, *, max_count: int, skips_others: bool = False) -> Incremental[list[str] | None]:
-    """Return the first `max_count` + 1 strings of a JSON array; None if it is not an array of strings.
-
-    With `skips_others` elements of another type are left out.
-
-    One more than `max_count`, so that the caller can detect too many. All values are checked.
-    """
-    if not raw.startswith("["):
-        return None
-    strings: list[str] = []
-    for element in incremental.cut(raw, "[]"):
-        if element is None:
-            yield
-        elif not element.lstrip().startswith('"'):
-            if not skips_others:
-                return None
-        # Further strings are only checked: a list may have millions, and the caller refuses or cuts it.
-        elif len(strings) <= max_count:
-            strings.append(jsontext.decode(element))
-    return strings
-
-
-def decode_value(raw: str) -> Any:
-    """Decode a member of a long command that should be a string.
-
-    A long object or array is returned empty: its type suffices for the error message, and decoding it takes long.
-    """
-    if len(raw) > incremental.SHORT and raw[0] in "{[":
-        return {} if raw[0] == "{" else []
-    return jsontext.decode(raw)

@@ -9,7 +9,7 @@ from typing import NamedTuple
 
 from ...errors import InvalidPayload, UnknownCommand
 from ..job_options import MAX_BID, MAX_COMPARED
-from ..job_parser import MAX_MEMBERS
+from ..job_parser import MAX_MEMBERS, MAX_OTHER
 from ..json.jsontext import MAX_DEPTH
 from ..mutation import MAX_REGEXP, MAX_SEGMENT, MAX_STARS
 from ..payloads import (
@@ -97,8 +97,9 @@ _FIELDS = (
     FieldLimit("PUSH", "queue", MAX_NAME, "of `A-Z a-z 0-9 . _ -`"),
     FieldLimit("PUSH", "custom.bid", MAX_BID, "characters"),
     FieldLimit("PUSH", "levels of nested JSON", MAX_DEPTH, "levels"),
-    FieldLimit("PUSH", "members of a long job, or of its `custom`", MAX_MEMBERS, "members"),
-    FieldLimit("PUSH", "args with `unique_for` or `lock: true`", MAX_COMPARED, "members of objects within each other"),
+    FieldLimit("PUSH", "members", MAX_MEMBERS, "members"),
+    FieldLimit("PUSH", "characters besides `args` and `custom`", MAX_OTHER, "characters"),
+    FieldLimit("PUSH", "args with `unique_for` or `lock: true`", MAX_COMPARED, "characters"),
     FieldLimit("PUSHB", "each job", 0, "bytes, and as PUSH", ONLY_ITS_JOB),
     FieldLimit("PUSHB", "jobs", MAX_BULK_JOBS, "jobs"),
     FieldLimit("PUSHB", LOOKED_UP, MAX_LOOKED_UP_JOBS, "jobs"),

@@ -5,22 +5,20 @@ Error messages begin like the original server's and add the remedy.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable
 from typing import Any
 
 import msgspec
 
 from ...errors import InvalidPayload
 from ..globs import Glob
-from ..job_parser import MAX_MEMBERS
-from ..json import incremental, jsontext
+from ..json import jsontext
 from ..json.fields import abbreviate
-from ..json.incremental import Incremental
 from ..mutation import COMMANDS, TARGETS, Mutation
 from ..payloads import queue_name
 from ..suggestions import explain_unknown
-from .fields import decode_value, field, format_line, parse_strings
-from .limits import MAX_JIDS, WIDEST, check_count, check_length
+from .fields import field, format_line
+from .limits import WIDEST, check_count, check_length
 
 ALL = "*"
 
@@ -94,43 +92,45 @@ class Flush(msgspec.Struct, frozen=True):
 ManagementCommand = Mutate | PauseQueues | ResumeQueues | RemoveQueues | QueueLatency | Flush
 
 
-def parse_mutate(text: str) -> Incremental[Mutate]:
-    """Parse the text after MUTATE in steps, for long lists of jids. Raises InvalidPayload.
+def parse_mutate(text: str) -> Mutate:
+    """Parse the text after MUTATE. Raises InvalidPayload.
 
     Unknown and repeated members are refused: without them, a misspelled filter would match every job.
     """
-    yield from incremental.check_depth(text)
-    members = yield from incremental.members(text, max_count=MAX_MEMBERS)
-    _refuse_unknown(members, ("cmd", "target", "filter"), elsewhere=[f"filter.{name}" for name in _FILTERS])
+    members = _known_members(text, ("cmd", "target", "filter"), elsewhere=[f"filter.{name}" for name in _FILTERS])
     raw_filter = members.pop("filter", "null")
     filters: dict[str, str] = {}
     if raw_filter.startswith("{"):
-        filters = yield from incremental.members(raw_filter, max_count=MAX_MEMBERS)
-        _refuse_unknown(filters, _FILTERS, within="filter: ")
+        filters = _known_members(raw_filter, _FILTERS, within="filter: ")
     elif raw_filter != "null":
-        field("MUTATE", {"filter": decode_value(raw_filter)}, "filter", dict, {})
+        field("MUTATE", {"filter": jsontext.decode(raw_filter)}, "filter", dict, {})
     raw_jids = filters.pop("jids", "null")
-    jids = None
-    if raw_jids != "null":
-        jids = yield from parse_strings(raw_jids, max_count=MAX_JIDS)
-        if jids is None:
-            raise InvalidPayload(f"invalid MUTATE: jids: expected an array of strings, got {abbreviate(raw_jids)}")
+    jids = jsontext.decode(raw_jids)
+    if jids is not None and not (isinstance(jids, list) and all(isinstance(jid, str) for jid in jids)):
+        raise InvalidPayload(f"invalid MUTATE: jids: expected an array of strings, got {abbreviate(raw_jids)}")
     return _build_mutate(_decode_members(members), _decode_members(filters), jids)
 
 
-def _decode_members(raw: Mapping[str, str]) -> dict[str, Any]:
-    return {key: decode_value(value) for key, value in raw.items()}
+def _decode_members(raw: dict[str, str]) -> dict[str, Any]:
+    return {key: jsontext.decode(value) for key, value in raw.items()}
 
 
 _FILTERS = ("jids", "jobtype", "regexp")
 
 
-def _refuse_unknown(
-    members: Iterable[str], known: Iterable[str], *, within: str = "", elsewhere: Iterable[str] = ()
-) -> None:
-    if unknown := next((name for name in members if name not in known), None):
-        expected = explain_unknown(unknown, known, elsewhere=elsewhere)
-        raise InvalidPayload(f"invalid MUTATE: {within}unknown member {ascii(unknown)[:60]}; {expected}")
+def _known_members(
+    text: str, known: Iterable[str], *, within: str = "", elsewhere: Iterable[str] = ()
+) -> dict[str, str]:
+    """Return key → JSON text; refuse the first key that is unknown or repeated."""
+    members: dict[str, str] = {}
+    for key, value in jsontext.pairs(text):
+        if key in members:
+            raise jsontext.repeated_key_error(key)
+        if key not in known:
+            expected = explain_unknown(key, known, elsewhere=elsewhere)
+            raise InvalidPayload(f"invalid MUTATE: {within}unknown member {ascii(key)[:60]}; {expected}")
+        members[key] = value
+    return members
 
 
 def _build_mutate(members: dict[str, Any], filters: dict[str, Any], jids: list[str] | None) -> Mutate:
@@ -216,7 +216,7 @@ def parse_flush(text: str) -> Flush:
     return Flush()
 
 
-VERBS: dict[str, Callable[[str], ManagementCommand | Incremental[Mutate]]] = {
+VERBS: dict[str, Callable[[str], ManagementCommand]] = {
     "MUTATE": parse_mutate,
     "QUEUE": parse_queue,
     "FLUSH": parse_flush,

@@ -15,8 +15,7 @@ from typing import Any
 from msgspec.structs import replace
 
 from ... import __version__, conf
-from ...core.json import incremental, jsontext
-from ...core.json.incremental import Incremental
+from ...core.json import jsontext
 from ...core.logs import get_logger
 from ...core.payloads import Ack, FetchRequest, JobPayload, Lease, Reservation, failure, failure_of, rfc3339
 from ...core.protocol import resp
@@ -29,9 +28,6 @@ from . import batches, management, tracking
 from .tracking import without_wid
 
 logger = get_logger(__name__)
-
-JOBS_A_STEP = 1000
-"""Jobs of a PUSHB that are handled in one step of about a millisecond."""
 
 
 def hello(server: ServerContext, connection: ConnectedClient, command: Hello) -> bytes | None:
@@ -73,69 +69,28 @@ def push(server: ServerContext, connection: ConnectedClient, command: Push) -> b
 
 
 def push_bulk(server: ServerContext, connection: ConnectedClient, command: PushBulk) -> bytes | None:
-    """Store the valid jobs and reply with the refused ones by jid (W12); in steps if there are many."""
-    if len(command.jobs) <= JOBS_A_STEP and not any(isinstance(job, JobPayload) for job in command.jobs):
-        # Returned: `connection.finish` would execute the next command inside this one, and its next inside that.
-        return resp.bulk(jsontext.encode({job.jid: str(job) for job in command.jobs}))
-    _run_steps(server, len(command.jobs), _push_bulk(server, connection, command))
-    return None
-
-
-def _push_bulk(server: ServerContext, connection: ConnectedClient, command: PushBulk) -> Incremental[None]:
-    valid: list[JobPayload] = []
-    refused: dict[str, str] = {}
-    queues_with_priority: set[str] = set()
-    for place, job in enumerate(command.jobs, 1):
-        if isinstance(job, JobPayload):
-            valid.append(_with_sender(connection, job))
-            if job.priority > 0:
-                queues_with_priority.add(job.queue)
-        else:
-            refused[job.jid] = str(job)
-        if not place % JOBS_A_STEP:
-            yield
+    """Store the valid jobs and reply with the refused ones by jid (W12)."""
+    valid = [_with_sender(connection, job) for job in command.jobs if isinstance(job, JobPayload)]
+    refused = {job.jid: str(job) for job in command.jobs if isinstance(job, InvalidPayload)}
     if not valid:
-        connection.finish(resp.bulk(jsontext.encode(refused)))
-        return
+        # Returned: `connection.finish` would execute the next command inside this one, and its next inside that.
+        return resp.bulk(jsontext.encode(refused))
+    queues_with_priority = {job.queue for job in valid if job.priority > 0}
 
     def answer(result: list[FaktoryError | None] | FaktoryError) -> None:
         if queues_with_priority:
             server.prefetch_buffer.release_for_priority(queues_with_priority)
         if isinstance(result, FaktoryError):
             connection.finish(resp.refusal(result))
-        else:
-            _run_steps(server, len(valid), _reply_push_bulk(server, connection, valid, result, refused))
+            return
+        refused.update(
+            {job.jid: _format_refusal(refusal) for job, refusal in zip(valid, result, strict=True) if refusal}
+        )
+        connection.finish(resp.bulk(jsontext.encode(refused)))
+        server.announce_jobs(valid)
 
     server.push(valid, answer)
-
-
-def _reply_push_bulk(
-    server: ServerContext,
-    connection: ConnectedClient,
-    valid: list[JobPayload],
-    result: list[FaktoryError | None],
-    refused: dict[str, str],
-) -> Incremental[None]:
-    if any(result):
-        for place, (job, refusal) in enumerate(zip(valid, result, strict=True), 1):
-            if refusal is not None:
-                refused[job.jid] = _format_refusal(refusal)
-            if not place % JOBS_A_STEP:
-                yield
-    connection.finish(resp.bulk(jsontext.encode(refused)))
-    while valid:  # free the jobs in steps too: freeing many objects takes as long as reading them
-        server.announce_jobs(valid[-JOBS_A_STEP:])
-        del valid[-JOBS_A_STEP:]
-        if valid:
-            yield
-
-
-def _run_steps(server: ServerContext, count: int, steps: Incremental[None]) -> None:
-    """Run the steps now if there are few jobs, else in turn with other long commands."""
-    if count <= JOBS_A_STEP:
-        incremental.run(steps)
-    else:
-        server.command_scheduler.run_steps(steps)
+    return None
 
 
 def _with_sender(connection: ConnectedClient, job: JobPayload) -> JobPayload:

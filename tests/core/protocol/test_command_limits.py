@@ -5,9 +5,8 @@ from pathlib import Path
 
 import pytest
 
-from django_faktory.core.json import incremental
 from django_faktory.core.payloads import MAX_NAME
-from django_faktory.core.protocol.commands import VERBS, FailJob, Fetch, parse, parse_long
+from django_faktory.core.protocol.commands import VERBS, FailJob, Fetch, parse
 from django_faktory.core.protocol.connection import ServerConnection
 from django_faktory.core.protocol.limits import CUT, DROPPED, LIMITS, LOOKED_UP, check_line
 from django_faktory.errors import InvalidPayload, UnknownCommand
@@ -48,7 +47,8 @@ OVER = {
 
 ELSEWHERE = {
     ("HELLO", "wid"),  # tests/core/protocol/test_commands.py
-    ("PUSH", "members of a long job, or of its `custom`"),  # tests/core/protocol/test_bounded_work.py
+    ("PUSH", "members"),  # tests/core/protocol/test_bounded_work.py
+    ("PUSH", "characters besides `args` and `custom`"),  # tests/core/protocol/test_bounded_work.py
     ("PUSH", "args with `unique_for` or `lock: true`"),  # tests/core/protocol/test_bounded_work.py
     ("PUSHB", "each job"),
     ("PUSHB", "jobs"),  # below
@@ -91,8 +91,8 @@ def test_a_bulk_push_of_too_many_jobs_is_refused_as_a_whole(field, custom):
     job = f'{{"jid":"%08d","jobtype":"t","args":[]{custom}}}'
     jobs = [job % number for number in range(limit + 1)]
     with pytest.raises(InvalidPayload, match=f"^invalid PUSHB: {re.escape(field)}: expected at most {limit}, got"):
-        incremental.run(parse_long(f"PUSHB [{','.join(jobs)}]".encode()))
-    assert len(incremental.run(parse_long(f"PUSHB [{','.join(jobs[1:])}]".encode())).jobs) == limit
+        parse(f"PUSHB [{','.join(jobs)}]")
+    assert len(parse(f"PUSHB [{','.join(jobs[1:])}]").jobs) == limit
 
 
 @pytest.mark.parametrize("verb", [verb for verb in VERBS if verb != "HELLO"])

@@ -1,0 +1,71 @@
+"""Give connections that take much of the event loop's time their turns, so that other clients are served in between.
+
+The server has a queue of turns for long lines, and one for connections that sent many commands in a row.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections import deque
+from collections.abc import Callable, Generator
+from functools import partial
+from typing import Any
+
+from ..core.logs import get_logger
+from ..errors import FaktoryError
+
+logger = get_logger(__name__)
+
+
+class Turns:
+    """Queue of work: one piece in an iteration of the event loop, in order of arrival.
+
+    After a piece it rests: `least_rest_s`, or as long as the piece took if other commands were executed since the piece
+    before. While it rests, threads get the GIL, which a command of another client needs several times.
+    """
+
+    def __init__(
+        self, loop: asyncio.AbstractEventLoop, commands: Callable[[], int], *, least_rest_s: float = 0.0
+    ) -> None:
+        self._loop, self._count_commands, self._least_rest_s = loop, commands, least_rest_s
+        self._waiting: deque[Callable[[], object]] = deque()
+        self._is_scheduled = False
+        self._last_count = 0
+
+    def wait(self, call: Callable[[], object]) -> None:
+        """Call `call` when it is its turn."""
+        self._waiting.append(call)
+        if not self._is_scheduled:
+            self._is_scheduled = True
+            # Not now: the caller may be in the middle of changing its state.
+            self._loop.call_later(self._least_rest_s, self._next)
+
+    def run(self, steps: Generator[None, None, Any], done: Callable[[Any], object]) -> None:
+        """Run one step in each turn, then call `done` with the result or FaktoryError; None if `steps` was closed."""
+        self.wait(partial(self._step, steps, done))
+
+    def _step(self, steps: Generator[None, None, Any], done: Callable[[Any], object]) -> None:
+        try:
+            next(steps)
+        except StopIteration as end:
+            done(end.value)
+        except FaktoryError as error:
+            done(error)
+        except Exception:  # affects this line only, and its client gets a reply
+            logger.exception("command failed item=%s", "long line")
+            done(FaktoryError("internal error"))
+        else:
+            self.run(steps, done)
+
+    def _next(self) -> None:
+        begun = self._loop.time()
+        call = self._waiting.popleft()
+        try:
+            call()
+        finally:  # also after an error in a callback, or no further call would be made
+            count = self._count_commands()
+            rest_s = self._loop.time() - begun if count != self._last_count else 0.0
+            self._last_count = count
+            self._is_scheduled = bool(self._waiting)
+            if self._waiting:
+                self._loop.call_later(max(rest_s, self._least_rest_s), self._next)

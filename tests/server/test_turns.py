@@ -1,0 +1,85 @@
+"""Connections that take much of the event loop's time get their turns. Rule: W7."""
+
+import asyncio
+from itertools import pairwise
+
+import pytest
+
+from django_faktory.errors import InvalidPayload
+from django_faktory.server.turns import Turns
+
+pytestmark = pytest.mark.core
+
+
+class Loop:
+    """A clock, and the call that is scheduled."""
+
+    def __init__(self):
+        self.now, self.delays, self.call = 0.0, [], None
+
+    def time(self):
+        return self.now
+
+    def call_later(self, delay, call):
+        self.delays.append(delay)
+        self.call = call
+
+    def run(self, count):
+        for _ in range(count):
+            call, self.call = self.call, None
+            call()
+
+
+@pytest.mark.parametrize(("others", "rests"), [(0, [0.0] * 9), (1, [0.03] * 9)])
+def test_a_piece_is_followed_by_a_rest_of_its_duration_if_others_send_commands(others, rests):
+    loop, commands = Loop(), 0
+
+    def steps():
+        nonlocal commands
+        while True:
+            loop.now += 0.03
+            commands += others
+            yield
+
+    Turns(loop, lambda: commands).run(steps(), lambda _: None)
+    loop.run(9)
+    assert loop.delays[1:] == pytest.approx(rests)
+
+
+def test_each_iteration_of_the_loop_runs_one_piece_in_order_of_arrival():
+    resumed, counts = [], []
+
+    async def run():
+        turns = Turns(asyncio.get_running_loop(), lambda: 0)
+
+        def rest(number):
+            turns.wait(lambda: (resumed.append(number), rest(number)))
+
+        for number in range(10):
+            rest(number)
+        while len(resumed) < 20:
+            await asyncio.sleep(0)
+            counts.append(len(resumed))
+
+    asyncio.run(run())
+    assert resumed[:20] == [*range(10), *range(10)]
+    assert all(after - before <= 1 for before, after in pairwise([0, *counts]))
+
+
+def test_the_end_of_steps_is_reported_and_an_unknown_error_is_not_revealed():
+    loop, done = Loop(), []
+    turns = Turns(loop, lambda: 0)
+
+    def steps(error=None):
+        yield
+        if error:
+            raise error
+        return "command"
+
+    closed = steps()
+    for one in (steps(), steps(InvalidPayload("no")), steps(ValueError("secret")), closed):
+        turns.run(one, done.append)
+    closed.close()
+    loop.run(7)
+    assert loop.call is None
+    assert [str(result) for result in done] == ["None", "command", "no", "internal error"]
