@@ -107,8 +107,8 @@ def most_jobs(size, number):
     return bulk(size, number, limit=limits.MAX_BULK_JOBS)
 
 
-def unique_bulk(size, number):
-    return bulk(size, number, limit=limits.MAX_LOOKED_UP_JOBS, custom={"unique_for": 60})
+def unique_bulk(size, number, **members):
+    return bulk(size, number, limit=limits.MAX_LOOKED_UP_JOBS, custom={"unique_for": 60}, **members)
 
 
 def jids(count):
@@ -190,10 +190,14 @@ OF_JOBS = (
     legal(commands.Push, "one long string", lambda size, number: job(number, size=size)),
     legal(commands.Push, "128 levels deep, wide", lambda size, number: job(
         number, size=size, args=deep(size, 120) + b"," + filler(min(size, 2**20) - 2000, b"[],") + b"0")),
-    legal(commands.Push, "unique, long arguments", lambda size, number: job(
+    legal(commands.Push, "only brackets", lambda size, number: job(
+        number, size=size, args=filler(size - 2000, b"[" * 60 + b"]" * 60 + b",") + b"0")),
+    legal(commands.Push, "brackets between strings", lambda size, number: job(
+        number, size=size, args=filler(size - 2000, b'"[",[],') + b"0")),
+    legal(commands.Push, "unique, most arguments", lambda size, number: job(
+        number, size=size, args=filler(limits.MAX_COMPARED - 100, b'{"k":1.0},') + b"0", custom={"unique_for": 60})),
+    illegal(commands.Push, "unique, long arguments", lambda size, number: job(
         number, size=size, args=filler(size - 2000, b'{"k":1.0},') + b"0", custom={"unique_for": 60})),
-    legal(commands.Push, "lock, long arguments", lambda size, number: job(
-        number, size=size, args=filler(size - 2000, b'"word",') + b"0", custom={"lock": True})),
     legal(commands.Push, "many members", lambda size, number: job(
         number, size=2000, custom={f"member-{n:05d}": "x" * 20 for n in range(min(9_000, size // 50))})),
     legal(commands.Push, "many small commands", small("PUSH", jobtype="n", args=[], queue="attacked"),
@@ -207,6 +211,8 @@ OF_JOBS = (
     legal(commands.PushBulk, "many jobs", most_jobs),
     illegal(commands.PushBulk, "too many jobs", bulk, rb"(\$|-ERR .*at most)"),
     legal(commands.PushBulk, "many unique jobs", unique_bulk),
+    legal(commands.PushBulk, "many unique jobs with arguments", lambda size, number: unique_bulk(
+        size, number, args=[{"k": 1.0}] * 600)),
     legal(commands.PushBulk, "one long job", lambda size, number: around(
         b'PUSHB [{"jid":"bulk-%04d","jobtype":"n","queue":"attacked","args":["' % number,
         filler(size - 2000), b'"]}]')),
@@ -231,7 +237,7 @@ OF_JOBS = (
 )  # fmt: skip
 
 OF_MANAGEMENT = (
-    legal(management.Mutate, "many jids", mutate_jids(management.MAX_JIDS - 10)),
+    legal(management.Mutate, "many jids", mutate_jids(limits.MAX_JIDS - 10)),
     legal(management.Mutate, "a glob of many stars", ask(mutate(regexp=STARS))),
     illegal(management.Mutate, "too many jids", mutate_jids(10**6), rb"(\+OK|-ERR .*at most)", small=SMALL_BYTES),
     illegal(management.Mutate, "a long glob", lambda size, number: around(
