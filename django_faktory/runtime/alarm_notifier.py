@@ -20,7 +20,7 @@ from ..core.logs import get_logger
 from ..errors import BrokerUnavailable
 from ..operations import alarms
 from ..operations.alarms import Alarm
-from ..operations.serializers import alarm_of
+from ..operations.rows import AlarmRow
 from ..store import alarm_records, sharing
 from ..store.outages import of_this_node
 
@@ -146,7 +146,7 @@ def _mail(recipients: list[str], due: Sequence[Alarm], resolved: Sequence[str]) 
 def _post(url: str, due: Sequence[Alarm], resolved: Sequence[str]) -> None:
     document: dict[str, object] = {
         "text": f"{build_subject(due, resolved)}\n{build_body(due, resolved)}",
-        "alarms": [alarm_of(alarm) for alarm in due[:SHOWN]],
+        "alarms": [AlarmRow.read(alarm) for alarm in due[:SHOWN]],
         "resolved": list(resolved[:SHOWN]),
     }
     request = urllib.request.Request(  # noqa: S310  (the setting allows http and https only)

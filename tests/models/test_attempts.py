@@ -5,7 +5,7 @@ from django.db.models import F
 
 from django_faktory import push
 from django_faktory.models import Job
-from django_faktory.operations.serializers import job_of
+from django_faktory.operations.rows import JobSummary
 from tests.project import tasks
 from tests.tasks.work import work
 
@@ -29,7 +29,7 @@ def test_a_job_that_waits_for_newer_code_has_no_attempts():
     job = Job.objects.get(jid=jid)
     assert job.attempt == 4, "each claim moves the fence"
     assert counts(jid) == (0, 3)
-    assert (job_of(job)["attempt"], job_of(job)["max_attempts"]) == (0, 3)
+    assert (JobSummary.read(job)["attempt"], JobSummary.read(job)["max_attempts"]) == (0, 3)
 
 
 def test_a_retry_by_hand_of_a_job_without_attempts_left_raises_the_maximum():

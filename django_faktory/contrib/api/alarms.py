@@ -28,9 +28,9 @@ class Alarms(ApiView, ViewSet):
         summary="List what needs attention",
         description="Critical alarms come first. Names of objects that the user may not view are left out. The list "
         "is at most 1 s old, or at most 10 times the duration of its read if that is longer.",
-        responses=answers.AlarmSerializer(many=True),
+        responses=answers.Alarm(many=True),
     )
     def list(self, request: Request) -> Response:
         """Return the present alarms."""
         visible_alarms = alarms.hide_names(alarms.read(using=get_alias()), partial(may_see, request.user))
-        return Response(answers.AlarmSerializer(visible_alarms, many=True).data)
+        return Response(answers.Alarm(visible_alarms, many=True).data)

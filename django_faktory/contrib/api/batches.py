@@ -12,7 +12,7 @@ from rest_framework.response import Response
 
 from ...models import Batch, Job
 from ...operations import bulk
-from ...operations.serializers import SHORT
+from ...operations.rows import SHORT, BatchTreeItem
 from ...store.batches import tree as batch_tree
 from . import answers, inputs
 from .base import Resource, get_alias
@@ -30,7 +30,7 @@ class Batches(ListModelMixin, RetrieveModelMixin, Resource):
     """Batches: jobs that belong together, and the callbacks that follow them."""
 
     queryset = Batch.objects.none()
-    serializer_class = answers.BatchSerializer
+    serializer_class = answers.Batch
     pagination_class = NewestFirst
     filterset_class = BatchFilter
     lookup_field = "bid"
@@ -53,18 +53,16 @@ class Batches(ListModelMixin, RetrieveModelMixin, Resource):
     @describe(
         summary="List the members of a batch",
         description="Only members with a row: a member that succeeded without a result to keep has none.",
-        responses=answers.JobSummarySerializer(many=True),
+        responses=answers.JobSummary(many=True),
         filters=False,
     )
-    @action(
-        detail=True, serializer_class=answers.JobSummarySerializer, filterset_class=None, pagination_class=LatestFirst
-    )
+    @action(detail=True, serializer_class=answers.JobSummary, filterset_class=None, pagination_class=LatestFirst)
     def members(self, request: Request, **_: Any) -> Response:  # noqa: ARG002
         """Return the members of the batch, newest first. Needs permission to view jobs."""
         jobs = Job.objects.using(get_alias()).batch(self.get_object().bid).only(*SHORT)
         return self._respond_with_page(jobs)
 
-    @describe(summary="List the children of a batch", responses=answers.BatchSerializer(many=True), filters=False)
+    @describe(summary="List the children of a batch", responses=answers.Batch(many=True), filters=False)
     @action(detail=True, filterset_class=None)
     def children(self, request: Request, **_: Any) -> Response:  # noqa: ARG002
         """Return the direct children of the batch, newest first."""
@@ -73,21 +71,21 @@ class Batches(ListModelMixin, RetrieveModelMixin, Resource):
     @describe(
         summary="Show the tree of a batch",
         description=f"Depth first, at most about {batch_tree.MAX_BATCHES} batches, with the path to this batch.",
-        responses=answers.BatchTreeSerializer,
+        responses=answers.BatchTree,
     )
     @action(detail=True, filterset_class=None, pagination_class=None)
     def tree(self, request: Request, **_: Any) -> Response:  # noqa: ARG002
         """Return the tree that contains the batch, depth first."""
         # One statement per level, and bounded: a client can create trees of any size.
         batches = batch_tree.tree_of(self.get_object())
-        items = [answers.BatchTreeItemSerializer.shape(batch) for batch in batches]
+        items = [BatchTreeItem.read(batch) for batch in batches]
         return Response({"batches": items, "is_more": len(batches) >= batch_tree.MAX_BATCHES})
 
     @describe_action(
         "Retry the failed jobs of a batch",
         "Members and callbacks that are dead or wait for a retry, of nested batches too; at most "
         f"{inputs.MAX_AT_ONCE} at once.",
-        answers.ChangeCountSerializer,
+        answers.ChangeCount,
     )
     @action(detail=True, methods=["post"])
     def retry(self, request: Request, **_: Any) -> Response:

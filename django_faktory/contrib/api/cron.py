@@ -17,7 +17,8 @@ from rest_framework.response import Response
 
 from ...models.cron import CronEntry, CronRun
 from ...models.permissions import may_see
-from ...operations.serializers import cron_call_of, cron_entry_of, cron_run_of, next_times_of
+from ...operations import rows
+from ...operations.serializers import cron_call_of, cron_entry_of, next_times_of
 from ...store.cron import entries as cron_entries
 from ...store.cron import runs as cron_runs
 from ...tasks import base, cron, redaction
@@ -37,13 +38,13 @@ _DEFAULTS: dict[str, Any] = {"queue": "", "args": [], "kwargs": {}, "job": {}, *
 
 @extend_schema_view(
     list=describe(summary="List cron entries by name"),
-    retrieve=describe(summary="Show a cron entry", responses=answers.CronDetailSerializer),
+    retrieve=describe(summary="Show a cron entry", responses=answers.CronDetail),
 )
 class CronEntries(Resource):
     """Cron entries, which enqueue a job at every tick of a schedule."""
 
     queryset = CronEntry.objects.none()
-    serializer_class = answers.CronSummarySerializer
+    serializer_class = answers.CronSummary
     pagination_class = ByName
     filterset_class = CronFilter
     lookup_field = "name"
@@ -79,7 +80,7 @@ class CronEntries(Resource):
         summary="Create a cron entry",
         description="Validated like an entry defined in code.",
         request=inputs.NewCronSerializer,
-        responses={201: answers.CronDetailSerializer, 204: UNSEEN},
+        responses={201: answers.CronDetail, 204: UNSEEN},
     )
     def create(self, request: Request) -> Response:
         """Create an entry with the origin `admin`. Raises WrongState (409) if the name is taken."""
@@ -106,7 +107,7 @@ class CronEntries(Resource):
         summary="Edit a cron entry of the admin",
         description="Members left out keep their value. An entry defined in code is refused with 409.",
         request=inputs.CronChangesSerializer,
-        responses={200: answers.CronDetailSerializer, 204: UNSEEN},
+        responses={200: answers.CronDetail, 204: UNSEEN},
     )
     def partial_update(self, request: Request, **_: Any) -> Response:
         """Change an entry that is not defined in code; a new schedule or zone applies from now on."""
@@ -142,9 +143,7 @@ class CronEntries(Resource):
         entry.delete(using=get_alias())
         return Response(status=status.HTTP_204_NO_CONTENT)
 
-    @describe_action(
-        "Pause a cron entry", "No tick is due until it is resumed.", answers.CronDetailSerializer, shows_row=True
-    )
+    @describe_action("Pause a cron entry", "No tick is due until it is resumed.", answers.CronDetail, shows_row=True)
     @action(detail=True, methods=["post"])
     def pause(self, request: Request, **_: Any) -> Response:
         """Pause the entry; nothing changes if it is already paused."""
@@ -153,7 +152,7 @@ class CronEntries(Resource):
     @describe_action(
         "Resume a cron entry",
         "Ticks are due again; ticks during the pause are skipped.",
-        answers.CronDetailSerializer,
+        answers.CronDetail,
         shows_row=True,
     )
     @action(detail=True, methods=["post"])
@@ -164,7 +163,7 @@ class CronEntries(Resource):
     @describe_action(
         "Run a cron entry now",
         "Enqueues a job at once, ignoring its pause and overlap policy.",
-        answers.EnqueuedSerializer,
+        answers.Enqueued,
     )
     @action(detail=True, methods=["post"])
     def run(self, request: Request, **_: Any) -> Response:
@@ -194,14 +193,13 @@ class CronEntries(Resource):
         outcomes = cron_runs.read_outcomes([run.jid for run in runs if run.jid], using=using)
         for run in runs:
             run.outcome = outcomes.get(run.jid, run.outcome)
-        policies = {"missed": entry.missed, "window": entry.window_s, "overlap": entry.overlap}
-        return {
+        return rows.CronDetail.read(
+            entry,
             **self._summary_of(entry, runs[0] if runs else None),
             **self._hide_fields(cron_call_of(entry)),
-            **policies,
-            "next_times": next_times_of(entry, NEXT_TIMES),
-            "runs": [self._hide_fields(cron_run_of(run)) for run in runs],
-        }
+            next_times=next_times_of(entry, NEXT_TIMES),
+            runs=[self._hide_fields(rows.CronRunRow.read(run)) for run in runs],
+        )
 
     def _hide_fields(self, values: dict[str, Any]) -> dict[str, Any]:
         """Return the members, with None for members hidden from this user."""

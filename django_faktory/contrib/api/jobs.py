@@ -21,7 +21,8 @@ from ...models.permissions import forbidden_query_fields
 from ...operations import bulk, error_groups, task_names
 from ...operations.bulk import Run, Verb
 from ...operations.edit import Changes, check_call, edit
-from ...operations.serializers import SHORT, whole_job_of
+from ...operations.rows import SHORT
+from ...operations.serializers import whole_job_of
 from ...tasks import base
 from ...tasks.redaction import query_of
 from . import answers, inputs
@@ -52,7 +53,7 @@ def _make_action(verb: Verb, summary: str, description: str) -> Callable[..., Re
 
     # REST framework derives the address and the title of an action from the name of its function.
     perform.__name__, perform.__doc__ = str(verb), description
-    describe_this = describe_action(summary, description, answers.ActionResultSerializer, shows_row=True)
+    describe_this = describe_action(summary, description, answers.ActionResult, shows_row=True)
     return describe_this(action(detail=True, methods=["post"])(perform))
 
 
@@ -67,9 +68,7 @@ def _make_bulk_action(verb: Verb, summary: str) -> Callable[..., Response]:
         return self._execute_on_many(request, verb)
 
     perform.__name__, perform.__doc__ = f"bulk_{verb}", description
-    describe_this = describe_action(
-        summary, description, answers.BulkResultSerializer, request=inputs.BulkRequestSerializer
-    )
+    describe_this = describe_action(summary, description, answers.BulkResult, request=inputs.BulkRequestSerializer)
     return describe_this(action(detail=False, methods=["post"], url_path=f"bulk/{verb}")(perform))
 
 
@@ -81,14 +80,14 @@ def _make_bulk_action(verb: Verb, summary: str) -> Callable[..., Response]:
     retrieve=describe(
         summary="Show a job",
         description="With its arguments, failures and result.",
-        responses=answers.JobDetailSerializer,
+        responses=answers.JobDetail,
     ),
 )
 class Jobs(ListModelMixin, RetrieveModelMixin, Resource):
     """Jobs in any state, selected with the query language."""
 
     queryset = Job.objects.none()
-    serializer_class = answers.JobSummarySerializer
+    serializer_class = answers.JobSummary
     pagination_class = LatestFirst
     filterset_class = JobFilter
     lookup_field = "jid"
@@ -120,13 +119,13 @@ class Jobs(ListModelMixin, RetrieveModelMixin, Resource):
 
     def get_serializer_class(self) -> Any:
         """Return the serializer; a single job is shown with all its members."""
-        return answers.JobDetailSerializer if self.action == "retrieve" else super().get_serializer_class()
+        return answers.JobDetail if self.action == "retrieve" else super().get_serializer_class()
 
     @describe(
         summary="Enqueue a task",
         description="Like `enqueue` of the task, with its middleware. Arguments are plain JSON.",
         request=inputs.NewJobSerializer,
-        responses={201: answers.EnqueuedSerializer},
+        responses={201: answers.Enqueued},
     )
     def create(self, request: Request) -> Response:
         """Enqueue a job of a registered task. Raises UnknownJobType (400) for any other name."""
@@ -161,7 +160,7 @@ class Jobs(ListModelMixin, RetrieveModelMixin, Resource):
         summary="Edit a job that is not running",
         description="Its arguments, queue, priority or time. All other members stay as its client sent them.",
         request=inputs.JobChangesSerializer,
-        responses={200: answers.JobDetailSerializer, 204: UNSEEN},
+        responses={200: answers.JobDetail, 204: UNSEEN},
     )
     def partial_update(self, request: Request, **_: Any) -> Response:
         """Change the given members of a job; members that are left out keep their value."""

@@ -19,7 +19,8 @@ from rest_framework.response import Response
 
 from ...core.limits import Allowance
 from ...models import Limit
-from ...operations.serializers import limit_of
+from ...operations import rows
+from ...operations.serializers import read_limits
 from ...store.limits import definitions
 from ...tasks import limits as task_limits
 from . import answers, inputs
@@ -34,13 +35,13 @@ from .problems import WrongState
 @describe(parameters=[OpenApiParameter("id", OpenApiTypes.INT64, "path", description="The limit's number.")])
 @extend_schema_view(
     list=describe(summary="List limits, the newest first"),
-    retrieve=describe(summary="Show a limit", responses=answers.LimitDetailSerializer),
+    retrieve=describe(summary="Show a limit", responses=answers.LimitDetail),
 )
 class Limits(Resource):
     """Limits on the jobs of a queue, task or key that run at once or start per period."""
 
     queryset = Limit.objects.none()
-    serializer_class = answers.LimitSerializer
+    serializer_class = answers.Limit
     pagination_class = NewestFirst
     filterset_class = LimitFilter
     lookup_field = "pk"
@@ -65,9 +66,7 @@ class Limits(Resource):
     def list(self, request: Request) -> Response:  # noqa: ARG002
         """Return limits with their current use, which is read for one page at a time."""
         page = self.paginate_queryset(self.filter_queryset(self.get_queryset())) or []
-        # One query for the use of the whole page, instead of one per limit.
-        usage = definitions.read_usage([limit.pk for limit in page], using=get_alias())
-        return self.get_paginated_response([limit_of(limit, *usage.get(limit.pk, ())) for limit in page])
+        return self.get_paginated_response(read_limits(page, using=get_alias(), row=rows.LimitRow))
 
     def retrieve(self, request: Request, **_: Any) -> Response:  # noqa: ARG002
         """Return one limit with its use and the number of jobs waiting for it."""
@@ -77,7 +76,7 @@ class Limits(Resource):
         summary="Set a limit",
         description="It applies at once, also to jobs that wait or run already.",
         request=inputs.NewLimitSerializer,
-        responses={201: answers.LimitDetailSerializer, 204: UNSEEN},
+        responses={201: answers.LimitDetail, 204: UNSEEN},
     )
     def create(self, request: Request) -> Response:
         """Create a limit. Raises WrongState (409) if the limit already exists."""
@@ -95,7 +94,7 @@ class Limits(Resource):
         summary="Change a limit",
         description="It applies at once and overrides the code. A value left out means no limit of that kind.",
         request=inputs.LimitChangesSerializer,
-        responses={200: answers.LimitDetailSerializer, 204: UNSEEN},
+        responses={200: answers.LimitDetail, 204: UNSEEN},
     )
     def update(self, request: Request, **_: Any) -> Response:
         """Replace the numbers of the limit; a pause of the task remains in effect."""
@@ -109,7 +108,7 @@ class Limits(Resource):
         summary="Delete a limit",
         description="Jobs that wait for it may start. A limit defined in code is created again when a node starts.",
         parameters=[OpenApiParameter("reason", OpenApiTypes.STR, description="Reason for the log.")],
-        responses={200: answers.RemovedLimitSerializer, 204: None},
+        responses={200: answers.RemovedLimit, 204: None},
     )
     def destroy(self, request: Request, **_: Any) -> Response:
         """Delete the limit; its running jobs continue. If code defines it, the response says that it returns."""
@@ -124,7 +123,7 @@ class Limits(Resource):
     @describe_action(
         "Pause tasks",
         "None of their jobs starts from now on; running jobs continue.",
-        answers.ChangedTasksSerializer,
+        answers.ChangedTasks,
         request=inputs.TaskNamesSerializer,
     )
     @action(detail=False, methods=["post"])
@@ -137,7 +136,7 @@ class Limits(Resource):
     @describe_action(
         "Resume tasks",
         "Their jobs start again, within their limits.",
-        answers.ChangedTasksSerializer,
+        answers.ChangedTasks,
         request=inputs.TaskNamesSerializer,
     )
     @action(detail=False, methods=["post"])
@@ -154,8 +153,7 @@ class Limits(Resource):
 
 
 def _detail_of(limit: Limit) -> dict[str, Any]:
-    usage = definitions.read_usage([limit.pk], using=get_alias()).get(limit.pk, ())
-    return {**limit_of(limit, *usage), "waiting": definitions.count_blocked_jobs(limit, using=get_alias())}
+    return read_limits([limit], using=get_alias())[0]
 
 
 def _parse_allowance(validated: Mapping[str, Any]) -> Allowance:

@@ -32,7 +32,7 @@ class Locks(ListModelMixin, RetrieveModelMixin, Resource):
     """Lock keys that running jobs hold."""
 
     queryset = JobLock.objects.none()
-    serializer_class = answers.LockSerializer
+    serializer_class = answers.Lock
     pagination_class = NewestFirst
     filterset_class = LockFilter
     lookup_field = "pk"
@@ -53,7 +53,7 @@ class Locks(ListModelMixin, RetrieveModelMixin, Resource):
     @describe_action(
         "Release a lock manually",
         "The next job of the key may then run while the former holder still runs.",
-        answers.ReleasedLockSerializer,
+        answers.ReleasedLock,
     )
     @action(detail=True, methods=["post"])
     def release(self, request: Request, **_: Any) -> Response:

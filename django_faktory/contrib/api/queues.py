@@ -13,7 +13,7 @@ from rest_framework.response import Response
 from ...brokers import get_broker
 from ...errors import FaktoryError
 from ...models import Queue
-from ...operations.serializers import pause_of
+from ...operations.rows import QueueRow
 from ...store import queues as store_queues
 from . import answers, inputs
 from .base import Resource, get_alias
@@ -37,7 +37,7 @@ class Queues(Resource):
     """Queues that have been used at least once."""
 
     queryset = Queue.objects.none()
-    serializer_class = answers.QueueSerializer
+    serializer_class = answers.Queue
     pagination_class = FewByName
     filterset_class = QueueFilterSet
     lookup_field = "name"
@@ -65,17 +65,17 @@ class Queues(Resource):
         return Response(_serialize_page([self.get_object()])[0])
 
     @describe_action(
-        "Pause a queue", "Workers get no jobs from it; running jobs continue.", answers.QueueSerializer, shows_row=True
+        "Pause a queue", "Workers get no jobs from it; running jobs continue.", answers.Queue, shows_row=True
     )
     @action(detail=True, methods=["post"])
     def pause(self, request: Request, **_: Any) -> Response:
         """Pause the queue; nothing changes if it is already paused."""
         validated, queue = self.read_input(inputs.ReasonSerializer), self.get_object()
-        # Through the broker, so that it has the effects of the protocol's QUEUE PAUSE (W24).
+        # Through the broker, so that it has the effects of the protocol's QueueRow PAUSE (W24).
         get_broker().pause([queue.name], by=str(request.user), reason=validated["reason"])
         return self._finish_action(request, queue, "Paused", validated["reason"])
 
-    @describe_action("Resume a queue", "Workers get its jobs again.", answers.QueueSerializer, shows_row=True)
+    @describe_action("Resume a queue", "Workers get its jobs again.", answers.Queue, shows_row=True)
     @action(detail=True, methods=["post"])
     def resume(self, request: Request, **_: Any) -> Response:
         """Resume the queue; nothing changes if it is not paused."""
@@ -86,7 +86,7 @@ class Queues(Resource):
     @describe_action(
         "Clear a queue",
         "Discard its enqueued jobs, and delete the queue and its pause. The request stops after 5 seconds.",
-        answers.ClearedQueueSerializer,
+        answers.ClearedQueue,
     )
     @action(detail=True, methods=["post"])
     def clear(self, request: Request, **_: Any) -> Response:
@@ -125,12 +125,7 @@ def _serialize_page(page: Any) -> Any:
     max_count = min(COUNTED_PER_QUEUE, COUNTED_PER_PAGE // max(1, len(page)))
     waiting = store_queues.read_waiting([queue.name for queue in page], using=get_alias(), max_count=max_count)
     return [
-        {
-            "name": queue.name,
-            "size": waiting[queue.name].size,
-            "is_more": waiting[queue.name].is_more,
-            "latency_s": round(waiting[queue.name].latency_s, 3),
-            **pause_of(queue),
-        }
+        QueueRow.read(queue, size=found.size, is_more=found.is_more, latency_s=round(found.latency_s, 3))
         for queue in page
+        for found in (waiting[queue.name],)
     ]

@@ -11,7 +11,7 @@ from rest_framework.response import Response
 
 from ... import conf
 from ...models import WorkerProcess
-from ...operations.serializers import worker_of
+from ...operations.serializers import read_workers
 from ...store import workers as store_workers
 from . import answers, inputs
 from .base import Resource, get_alias
@@ -29,7 +29,7 @@ class Workers(Resource):
     """Live worker processes: seen recently, or holding jobs."""
 
     queryset = WorkerProcess.objects.none()
-    serializer_class = answers.WorkerSerializer
+    serializer_class = answers.Worker
     pagination_class = ByWid
     filterset_class = WorkerFilter
     lookup_field = "wid"
@@ -49,23 +49,23 @@ class Workers(Resource):
     def list(self, request: Request) -> Response:  # noqa: ARG002
         """Return live workers, each with its number of jobs."""
         page = self.paginate_queryset(self.filter_queryset(self.get_queryset()))
-        return self.get_paginated_response(_serialize_page(page or []))
+        return self.get_paginated_response(read_workers(page or [], using=get_alias()))
 
     def retrieve(self, request: Request, **_: Any) -> Response:  # noqa: ARG002
         """Return one live worker with its number of jobs."""
-        return Response(_serialize_page([self.get_object()])[0])
+        return Response(read_workers([self.get_object()], using=get_alias())[0])
 
     @describe_action(
         "Quiet a worker",
         "It fetches no more jobs and finishes its running jobs. This cannot be undone.",
-        answers.ChangeCountSerializer,
+        answers.ChangeCount,
     )
     @action(detail=True, methods=["post"])
     def quiet(self, request: Request, **_: Any) -> Response:
         """Quiet the worker. It receives its new state in the reply to its next heartbeat."""
         return self._advance(request, "quiet")
 
-    @describe_action("Terminate a worker", "It finishes its running jobs and exits.", answers.ChangeCountSerializer)
+    @describe_action("Terminate a worker", "It finishes its running jobs and exits.", answers.ChangeCount)
     @action(detail=True, methods=["post"])
     def terminate(self, request: Request, **_: Any) -> Response:
         """Terminate the worker. It receives its new state in the reply to its next heartbeat."""
@@ -77,9 +77,3 @@ class Workers(Resource):
         changed = store_workers.advance([worker.wid], state, using=get_alias())
         record_change(request, worker, f"Sent {state}", reason=validated["reason"])
         return Response({"changed": changed})
-
-
-# One query for the whole page, instead of one per worker.
-def _serialize_page(page: Any) -> Any:
-    job_counts = store_workers.count_jobs_of([worker.wid for worker in page], using=get_alias())
-    return [worker_of(worker, jobs=job_counts.get(worker.wid, 0)) for worker in page]

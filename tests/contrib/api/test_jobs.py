@@ -8,9 +8,7 @@ from urllib.parse import urlencode
 import pytest
 from django.contrib.admin.models import LogEntry
 
-from django_faktory.contrib.api import answers
 from django_faktory.models import Job, JobQuerySet
-from django_faktory.operations import serializers
 from django_faktory.operations.bulk import Verb
 from tests.factories import T0, JobFactory
 from tests.project.tasks import add, once_a_group, send_invoice
@@ -154,11 +152,6 @@ def test_a_single_job_is_returned_regardless_of_its_age(as_root, monkeypatch):
     job = job_in("succeeded")
     assert as_root("GET", f"jobs/{job.jid}/").status == 200
     assert as_root("GET", "jobs/", queue="default").data["results"] == []
-
-
-def test_api_and_command_line_report_the_same_job_fields():
-    assert list(answers.JobSummarySerializer().fields) == list(serializers.job_of(job_in("dead")))
-    assert list(answers.JobDetailSerializer().fields) == list(serializers.whole_job_of(job_in("dead")))
 
 
 # --- enqueueing

@@ -7,11 +7,11 @@ from django.contrib.admin.models import LogEntry
 from django.utils import timezone
 from rest_framework.test import APIRequestFactory, force_authenticate
 
-from django_faktory.contrib.api import answers, queues, statistics
+from django_faktory.contrib.api import queues, statistics
 from django_faktory.core.payloads import NewBatch
 from django_faktory.models import Batch, Job, JobLock, Limit, Queue, WorkerProcess
 from django_faktory.models.cron import CronEntry, CronRun
-from django_faktory.operations import bulk, serializers
+from django_faktory.operations import bulk
 from django_faktory.store.batches import batches, tree
 from django_faktory.store.jobs.bulk import CHUNK
 from tests.factories import T0, JobFactory, QueueFactory, WorkerFactory
@@ -51,7 +51,6 @@ def test_queues_report_size_latency_and_pause_state(as_root):
     }
     assert (mail["size"], mail["is_paused"], 99 < mail["latency_s"] < 160) == (1, False, True)
     assert as_root("GET", "queues/mail/").data["size"] == 1
-    assert list(answers.QueueSerializer().fields) == list(mail)
 
 
 @pytest.mark.parametrize(
@@ -127,7 +126,6 @@ def test_live_workers_are_listed_with_their_job_counts_and_labels(as_root):
     assert (second["wid"], second["jobs"], second["queues"], second["threads"]) == ("w2", 0, None, None)
     assert as_root("GET", "workers/w1/").data == first
     assert as_root("GET", "workers/gone/").status == 404
-    assert list(answers.WorkerSerializer().fields) == list(first)
 
 
 def test_a_worker_is_quieted_then_terminated_and_cannot_return_to_quiet(as_root):
@@ -160,7 +158,6 @@ def test_the_whole_batch_tree_is_returned_for_any_of_its_batches(as_root):
             (second, 1),
         ]
         assert answer.data["is_more"] is False
-    assert list(answers.BatchTreeItemSerializer().fields) == list(answer.data["batches"][0])
 
 
 def test_a_batch_lists_its_children_and_members(as_root):
@@ -170,7 +167,6 @@ def test_a_batch_lists_its_children_and_members(as_root):
     assert names(as_root("GET", f"batches/{root}/children/"), "bid") == children[::-1]
     assert names(as_root("GET", f"batches/{root}/members/"), "jid") == [member.jid]
     assert as_root("GET", f"batches/{root}/").data["description"] == "root"
-    assert list(answers.BatchSerializer().fields) == list(serializers.batch_of(Batch.objects.get(bid=root)))
 
 
 def test_batches_are_filtered_by_stage(as_root):
@@ -232,7 +228,6 @@ def test_a_cron_entry_is_created_edited_and_deleted(as_root):
     assert made.status == 201
     assert (made.data["origin"], made.data["state"], made.data["window"]) == ("admin", "active", 86_400)
     assert len(made.data["next_times"]) == 5
-    assert list(answers.CronDetailSerializer().fields) == list(made.data)
     changed = as_root("PATCH", "cron/mine/", {"schedule": "5 2 * * *", "args": [3, 4]})
     assert (changed.data["schedule"], changed.data["args"], changed.data["zone"]) == (
         "5 2 * * *",
@@ -298,8 +293,6 @@ def test_a_cron_entry_is_paused_resumed_and_run(as_root):
     assert as_root("POST", "cron/mine/resume/").data["state"] == "active"
     [listed] = as_root("GET", "cron/").data["results"]
     assert (listed["latest"]["jid"], listed["latest"]["outcome"], listed["latest"]["tick"]) == (jid, "enqueued", None)
-    assert list(answers.CronSummarySerializer().fields) == list(listed)
-    assert list(answers.CronRunSerializer().fields) == list(listed["latest"])
 
 
 def test_a_cron_entry_may_have_a_slash_in_its_name(as_root):
@@ -319,7 +312,6 @@ def test_locks_are_listed_and_released(as_root):
     assert names(as_root("GET", "locks/"), "key") == ["order/43", "order/42"]
     assert names(as_root("GET", "locks/", key="order/42"), "token") == [held.pk]
     assert names(as_root("GET", "locks/", worker="w1"), "token") == [held.pk]
-    assert list(answers.LockSerializer().fields) == list(as_root("GET", f"locks/{held.pk}/").data)
     assert as_root("POST", f"locks/{held.pk}/release/", {"reason": "stuck"}).data == {"changed": 1}
     assert last_words() == "Released manually, through the API: stuck"
     assert list(JobLock.objects.values_list("key", flat=True)) == ["order/43"]
@@ -339,7 +331,6 @@ def test_limits_are_created_changed_and_deleted(as_root):
     assert last_words() == "Written, through the API: API"
     assert as_root("POST", "limits/", {"scope": "task", "name": "noop", "concurrency": 1}).status == 409
     where = f"limits/{made.data['id']}/"
-    assert list(answers.LimitDetailSerializer().fields) == list(made.data) == list(as_root("GET", where).data)
     assert [made.data[field] for field in ("concurrency", "rate", "burst", "origin")] == [None, "10/m", 3, "admin"]
     assert as_root("PUT", where, {"concurrency": 2}).data["rate"] is None
     assert last_words() == "Edited: 2 at a time, through the API"
@@ -387,7 +378,6 @@ def test_alarms_are_listed_with_their_age_and_advice(as_root):
     began = timezone.now() - timedelta(minutes=5)
     JobFactory(queue="mail", enqueued_at=began)
     [alarm] = as_root("GET", "alarms/").data
-    assert list(answers.AlarmSerializer().fields) == list(alarm)
     assert (alarm["kind"], alarm["is_critical"], alarm["affected"]) == ("no-workers", True, 1)
     assert alarm["since"][:16] == began.astimezone(UTC).isoformat()[:16]
 
@@ -399,7 +389,6 @@ def test_statistics_report_sets_workers_and_batches(as_root):
     figures = as_root("GET", "statistics/").data
     assert (figures["sets"]["dead"], figures["sets"]["enqueued"], figures["workers"]["running"]) == (1, 1, 1)
     assert figures["batches"] == {"open": 0, "committed": 0}
-    assert list(answers.StatisticsSerializer().fields) == list(figures)
 
 
 def test_statistics_are_counted_up_to_the_reported_cap(root):

@@ -7,7 +7,7 @@ from typing import Any
 
 from ....errors import UnknownBatch
 from ....models import Batch
-from ....operations.serializers import batch_of
+from ....operations.rows import BatchRow
 from ..screen import age
 from ..subcommand import NOTHING, OK, Invocation, Subcommand, whole
 from ..table import Column
@@ -26,7 +26,7 @@ def _batches(call: Invocation) -> int:
     # The protocol can only show one batch by its id, without its children.
     if bid and call.alias is None:
         try:
-            return _show(call, [batch_of(call.broker.batch_status(bid))], is_more=False)
+            return _show(call, [BatchRow.read(call.broker.batch_status(bid))], is_more=False)
         except UnknownBatch:
             return _report_unknown(call, bid)
     rows = Batch.objects.using(call.require_alias())
@@ -37,10 +37,10 @@ def _batches(call: Invocation) -> int:
         # One row more than shown: its presence means that there are more, without a count.
         children = list(rows.filter(parent_bid=bid).order_by("-pk")[: limit + 1])
         return _show(
-            call, [batch_of(batch) for batch in [*batch_rows, *children[:limit]]], is_more=len(children) > limit
+            call, [BatchRow.read(batch) for batch in [*batch_rows, *children[:limit]]], is_more=len(children) > limit
         )
     latest = list(rows.order_by("-pk")[: limit + 1])
-    return _show(call, [batch_of(batch) for batch in latest[:limit]], is_more=len(latest) > limit)
+    return _show(call, [BatchRow.read(batch) for batch in latest[:limit]], is_more=len(latest) > limit)
 
 
 def _report_unknown(call: Invocation, bid: str) -> int:

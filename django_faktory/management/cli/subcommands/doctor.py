@@ -8,7 +8,7 @@ from typing import Any
 from django.utils import timezone
 
 from ....operations import alarms
-from ....operations.serializers import alarm_of
+from ....operations.rows import AlarmRow
 from ..subcommand import OK, PARTLY, Invocation, Subcommand
 
 CRITICAL, WARNING = "CRITICAL", "WARNING"
@@ -16,7 +16,7 @@ CRITICAL, WARNING = "CRITICAL", "WARNING"
 
 def _doctor(call: Invocation) -> int:
     found = alarms.read(using=call.require_alias())
-    documents = list(map(alarm_of, found))
+    documents = list(map(AlarmRow.read, found))
     if call.screen.is_json or not found:
         call.screen.result({"alarms": documents}, "No problems found.")
     else:

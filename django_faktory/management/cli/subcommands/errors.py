@@ -7,7 +7,7 @@ from typing import Any
 
 from ....operations import error_groups
 from ....operations.error_groups import ErrorGroup
-from ....operations.serializers import time_of
+from ....operations.rows import time_of
 from ..screen import age
 from ..subcommand import OK, Invocation, Subcommand, whole
 from ..table import Column

@@ -13,8 +13,9 @@ from ....core.queries import parse_seconds
 from ....errors import InvalidPayload, UnknownJobType
 from ....models import Job
 from ....operations import job_summaries, searches, task_names
+from ....operations.rows import SHORT, JobSummary
 from ....operations.searches import Coverage
-from ....operations.serializers import SHORT, Verbatim, job_of, whole_job_of
+from ....operations.serializers import Verbatim, whole_job_of
 from ....tasks import base
 from ....tasks.external import push
 from ....tasks.json_values import normalize
@@ -61,7 +62,7 @@ def _jobs(call: Invocation) -> int:
     selected: Any = job_summaries.with_texts(jobs).only(*SHORT) if is_long else jobs.only(*SHORT)
     # One row more than shown: its presence means that there are more, without a count.
     rows = list(selected.order_by(*query.order)[: limit + 1])
-    documents = [job_of(job) | (_texts_of(job) if is_long else {}) for job in rows[:limit]]
+    documents = [JobSummary.read(job) | (_texts_of(job) if is_long else {}) for job in rows[:limit]]
     screen.listing(
         {"query": str(query), "jobs": documents, "is_more": len(rows) > limit, "searched": searched},
         _columns(is_long=is_long, is_wanted=call.options["long"]),

@@ -11,7 +11,7 @@ from ....core.suggestions import suggest
 from ....errors import quoted
 from ....models import Limit
 from ....operations import task_names
-from ....operations.serializers import limit_of
+from ....operations.serializers import read_limits
 from ....store.limits import definitions
 from ....tasks import limits as task_limits
 from ....tasks.base import import_tasks
@@ -117,12 +117,7 @@ def _print_changed(call: Invocation, verb: str, names: list[str]) -> int:
 
 def _list(call: Invocation, using: str) -> int:
     limits = list(Limit.objects.using(using).order_by("scope", "name"))
-    # One query for all limits; its result has no entry for a limit without a limiter.
-    usage = definitions.read_usage([limit.pk for limit in limits], using=using)
-    documents = [
-        limit_of(limit, *usage.get(limit.pk, ())) | {"waiting": definitions.count_blocked_jobs(limit, using=using)}
-        for limit in limits
-    ]
+    documents = read_limits(limits, using=using)
     call.screen.listing({"limits": documents}, _COLUMNS, map(_line, limits, documents))
     return OK
 

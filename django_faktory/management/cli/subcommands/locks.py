@@ -6,7 +6,7 @@ import argparse
 from typing import Any
 
 from ....models import Job, JobLock
-from ....operations.serializers import lock_of
+from ....operations.rows import LockRow
 from ....store.jobs import transitions
 from ..screen import age, quantity
 from ..subcommand import NOTHING, OK, Invocation, Subcommand, Unsupported, whole
@@ -36,7 +36,7 @@ def _list(call: Invocation, keys: list[str], using: str) -> int:
         locks = locks.filter(key__in=[key for key in keys if key.isprintable()])
     # One row more than shown: its presence means that there are more, without a count.
     rows = list(locks[: limit + 1])
-    documents = [lock_of(lock) | {"waiting": _count_waiting(lock, using)} for lock in rows[:limit]]
+    documents = [LockRow.read(lock) | {"waiting": _count_waiting(lock, using)} for lock in rows[:limit]]
     call.screen.listing({"locks": documents, "is_more": len(rows) > limit}, _COLUMNS, map(_line, documents))
     locked_keys = set(locks.values_list("key", flat=True)) if keys else set()
     for key in keys:

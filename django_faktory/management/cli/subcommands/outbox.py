@@ -11,7 +11,7 @@ from .... import conf
 from ....core.json import jsontext
 from ....errors import FaktoryError
 from ....models import OutboxEntry
-from ....operations.serializers import time_of
+from ....operations.rows import time_of
 from ..screen import age, quantity
 from ..subcommand import NOTHING, OK, Invocation, Subcommand, Unsupported, whole
 from ..table import Column

@@ -14,7 +14,7 @@ from django.urls import NoReverseMatch, reverse
 from ....errors import BrokerUnavailable
 from ....models import Job
 from ....operations import alarms
-from ....operations.serializers import SHORT, alarm_of, job_of
+from ....operations.rows import SHORT, AlarmRow, JobSummary
 from ..screen import age, build_rich_text, clean, clean_cells
 from ..subcommand import OK, Invocation, Subcommand, Unsupported, duration, whole
 from ..table import Column, lay_out
@@ -76,7 +76,7 @@ def read_statistics(call: Invocation, previous: dict[str, Any] | None = None) ->
     """Return the current statistics; rates are computed since the statistics `previous`."""
     read_at, info = time.monotonic(), call.broker.info()
     statistics: dict[str, Any] = {
-        "alarms": [alarm_of(alarm) for alarm in alarms.read(using=call.alias)] if call.alias else None,
+        "alarms": [AlarmRow.read(alarm) for alarm in alarms.read(using=call.alias)] if call.alias else None,
         "processed": info.get("total_processed", 0),
         "failed": info.get("total_failures", 0),
         "processed_per_s": None,
@@ -98,7 +98,7 @@ def read_statistics(call: Invocation, previous: dict[str, Any] | None = None) ->
 def _working(alias: str) -> list[dict[str, Any]]:
     """Return the running jobs, the one that has run for the longest time first."""
     rows = Job.objects.using(alias).working().order_by("started_at").only(*SHORT)[:SHOWN]
-    return [job_of(job) for job in rows]
+    return [JobSummary.read(job) for job in rows]
 
 
 def _print(call: Invocation, statistics: dict[str, Any]) -> None:

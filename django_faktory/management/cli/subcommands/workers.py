@@ -8,7 +8,7 @@ from typing import Any
 from .... import conf
 from ....core.suggestions import suggest
 from ....models import WorkerProcess
-from ....operations.serializers import worker_of
+from ....operations.serializers import read_workers
 from ....store import workers
 from ..screen import age, quantity
 from ..subcommand import NOTHING, OK, Invocation, Subcommand, Unsupported
@@ -33,9 +33,7 @@ def workers_of(alias: str) -> list[dict[str, Any]]:
     """Return live workers, the longest running first, each with its number of jobs."""
     # Maintenance may not have removed lost workers yet.
     live_workers = WorkerProcess.objects.using(alias).filter(workers.living(conf.get("WORKER_TIMEOUT")))
-    rows = list(live_workers.order_by("started_at", "wid")[:SHOWN])
-    job_counts = workers.count_jobs_of([row.wid for row in rows], using=alias)
-    return [worker_of(row, jobs=job_counts.get(row.wid, 0)) for row in rows]
+    return read_workers(live_workers.order_by("started_at", "wid")[:SHOWN], using=alias)
 
 
 def _workers(call: Invocation) -> int:
