@@ -90,7 +90,7 @@ class Screen:
         self,
         document: Mapping[str, Any],
         columns: Sequence[Column],
-        rows: Iterable[Sequence[object]],
+        rows: Iterable[Any],
         *,
         if_more: str = "use --limit for more",
     ) -> None:
@@ -102,7 +102,7 @@ class Screen:
         if document.get("is_more"):
             self.note(if_more)
 
-    def table(self, columns: Sequence[Column], rows: Iterable[Sequence[object]], *, title: str = "") -> None:
+    def table(self, columns: Sequence[Column], rows: Iterable[Any], *, title: str = "") -> None:
         """Write rows under column heads: as wide as the terminal, else in full; in colours if rich is installed."""
         table = lay_out(columns, clean_cells(columns, rows), width=self.width)
         if self.is_drawn:
@@ -179,12 +179,18 @@ def age(moment: str | None) -> str:
     return f"{span(seconds)} ago" if seconds >= 0 else f"in {span(-seconds)}"
 
 
-def clean_cells(columns: Sequence[Column], rows: Iterable[Sequence[object]]) -> list[list[str]]:
+def age_of(member: str) -> Callable[[Any], str]:
+    """Return a function that formats a time of a row by `age`."""
+    return lambda row: age(row[member])
+
+
+def clean_cells(columns: Sequence[Column], rows: Iterable[Any]) -> list[list[str]]:
     """Return the rows as printable texts; long ones are cut, except names."""
     return [
         [
             clean("–" if cell in (None, "") else cell, longest=None if column.is_name else LONGEST_CELL)
-            for column, cell in zip(columns, row, strict=True)
+            for column in columns
+            for cell in (column.read_cell(row),)
         ]
         for row in rows
     ]

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from typing import NamedTuple
+from collections.abc import Callable, Sequence
+from typing import Any, NamedTuple
 from unicodedata import east_asian_width
 
 # A client may store texts of any length: one of them must not make a table unreadable.
@@ -17,12 +17,18 @@ class Column(NamedTuple):
     """A column: its head, and what happens to it if the terminal is narrow."""
 
     head: str
+    read: str | int | Callable[[Any], object] = 0
+    """Its member of a row, or a function of the row."""
     rank: int = 0
     """The columns of the highest rank are left out first; those of rank 0 never."""
     is_name: bool = False
     """Its cells are names that other commands take, such as jids; they are never cut."""
     keeps_end: bool = False
     """Its cells are dotted names, whose last part says most: they are cut at the beginning."""
+
+    def read_cell(self, row: Any) -> object:
+        """Return its cell of a row."""
+        return self.read(row) if callable(self.read) else row[self.read]
 
 
 def lay_out(columns: Sequence[Column], rows: Sequence[Sequence[str]], *, width: int | None = None) -> list[list[str]]:

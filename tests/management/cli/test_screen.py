@@ -53,7 +53,12 @@ def test_columns_are_aligned_and_a_long_name_moves_only_its_own_row():
 
 @pytest.mark.core
 def test_a_table_fits_into_each_width_that_its_names_leave():
-    columns = (Column("ID", is_name=True), Column("TASK", 1, keeps_end=True), Column("TEXT", 2), Column("RARE", 3))
+    columns = (
+        Column("ID", is_name=True),
+        Column("TASK", 0, 1, keeps_end=True),
+        Column("TEXT", 0, 2),
+        Column("RARE", 0, 3),
+    )
     cells = ["i" * 36, "shop.tasks.charge_the_card", "日本" * 20, "rare"]
     for width in range(1, 160):
         heads, row = lay_out(columns, [cells], width=width)

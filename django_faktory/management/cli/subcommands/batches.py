@@ -8,7 +8,7 @@ from typing import Any
 from ....errors import UnknownBatch
 from ....models import Batch
 from ....operations.rows import BatchRow
-from ..screen import age
+from ..screen import age_of
 from ..subcommand import NOTHING, OK, Invocation, Subcommand, whole
 from ..table import Column
 
@@ -49,28 +49,19 @@ def _report_unknown(call: Invocation, bid: str) -> int:
 
 
 def _show(call: Invocation, documents: list[dict[str, Any]], *, is_more: bool) -> int:
-    call.screen.listing({"batches": documents, "is_more": is_more}, _COLUMNS, map(_line, documents))
+    call.screen.listing({"batches": documents, "is_more": is_more}, _COLUMNS, documents)
     return OK
 
 
 _COLUMNS = (
-    Column("BID", is_name=True),
-    Column("DESCRIPTION", 3),
-    Column("SETTLED", 1),
-    Column("FAILED", 2),
-    Column("COMPLETE", 6),
-    Column("SUCCESS", 4),
-    Column("CREATED", 5),
+    Column("BID", "bid", is_name=True),
+    Column("DESCRIPTION", "description", 3),
+    Column("SETTLED", lambda batch: f"{batch['total'] - batch['pending']} of {batch['total']}", 1),
+    Column("FAILED", "failed", 2),
+    Column("COMPLETE", "complete", 6),
+    Column("SUCCESS", lambda batch: "cannot" if batch["is_broken"] else batch["success"], 4),
+    Column("CREATED", age_of("created_at"), 5),
 )
-
-
-def _line(batch: dict[str, Any]) -> tuple[object, ...]:
-    settled = f"{batch['total'] - batch['pending']} of {batch['total']}"
-    success = "cannot" if batch["is_broken"] else batch["success"]
-    return (
-        batch["bid"], batch["description"], settled, batch["failed"], batch["complete"], success,
-        age(batch["created_at"]),
-    )  # fmt: skip
 
 
 SUBCOMMANDS = (Subcommand("batches", "Show the latest batches, or one with its children.", _batches, _arguments),)

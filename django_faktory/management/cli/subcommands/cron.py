@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import argparse
 from datetime import datetime
-from typing import Any
 from zoneinfo import ZoneInfo
 
 from ....core.suggestions import suggest
@@ -13,7 +12,7 @@ from ....operations.serializers import cron_entry_of, next_times_of
 from ....store.cron import entries as stored_entries
 from ....store.cron import runs
 from ....tasks import cron
-from ..screen import age
+from ..screen import age, age_of
 from ..subcommand import NOTHING, OK, Invocation, Subcommand, Unsupported, whole
 from ..table import Column
 
@@ -88,7 +87,7 @@ def _show_next(call: Invocation, entry: CronEntry) -> int:
         return OK if times else NOTHING
     zone = ZoneInfo(entry.zone) if times else None
     call.screen.table(
-        (Column("UTC"), Column(entry.zone)),
+        (Column("UTC"), Column(entry.zone, 1)),
         [(time, f"{datetime.fromisoformat(time).astimezone(zone):%a %Y-%m-%d %H:%M:%S}") for time in times],
     )
     if not times or entry.state != "active":
@@ -100,28 +99,21 @@ def _list(call: Invocation, entries: list[CronEntry]) -> int:
     # One query for the runs of all entries.
     latest = runs.read_latest([entry.pk for entry in entries], using=call.require_alias())
     documents = [cron_entry_of(entry, latest.get(entry.pk)) for entry in entries]
-    call.screen.listing({"entries": documents}, _COLUMNS, map(_line, documents))
+    call.screen.listing({"entries": documents}, _COLUMNS, documents)
     return OK
 
 
 _COLUMNS = (
-    Column("ENTRY", is_name=True),
-    Column("SCHEDULE", 3),
-    Column("ZONE", 7),
-    Column("TASK", 4, keeps_end=True),
-    Column("STATE", 1),
-    Column("NEXT", 2),
-    Column("LATEST", 5),
-    Column("OUTCOME", 6),
-)
-
-
-def _line(entry: dict[str, Any]) -> tuple[object, ...]:
-    latest = entry["latest"] or {"tick": None, "at": None, "outcome": None}
+    Column("ENTRY", "name", is_name=True),
+    Column("SCHEDULE", "schedule", 3),
+    Column("ZONE", "zone", 7),
+    Column("TASK", "jobtype", 4, keeps_end=True),
+    Column("STATE", lambda entry: entry["problem"] or entry["state"], 1),
+    Column("NEXT", age_of("next_at"), 2),
     # A manual run has no tick.
-    latest_time = latest["tick"] or latest["at"]
-    columns = (entry[key] for key in ("name", "schedule", "zone", "jobtype"))
-    return (*columns, entry["problem"] or entry["state"], age(entry["next_at"]), age(latest_time), latest["outcome"])
+    Column("LATEST", lambda entry: entry["latest"] and age(entry["latest"]["tick"] or entry["latest"]["at"]), 5),
+    Column("OUTCOME", lambda entry: entry["latest"] and entry["latest"]["outcome"], 6),
+)
 
 
 SUBCOMMANDS = (

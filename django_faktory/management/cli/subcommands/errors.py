@@ -8,7 +8,7 @@ from typing import Any
 from ....operations import error_groups
 from ....operations.error_groups import ErrorGroup
 from ....operations.rows import time_of
-from ..screen import age
+from ..screen import age_of
 from ..subcommand import OK, Invocation, Subcommand, whole
 from ..table import Column
 
@@ -25,7 +25,7 @@ def _errors(call: Invocation) -> int:
         numbers = {"jobs_read": found.jobs_read, "jobs_total": found.jobs_total, "is_more": is_more}
         call.screen.json({**numbers, "groups": documents})
         return OK
-    call.screen.table(_COLUMNS, map(_line, documents))
+    call.screen.table(_COLUMNS, documents)
     if len(found.groups) > limit:
         call.screen.note(f"showing {limit} of {len(found.groups)} groups; use --limit for more")
     if found.is_more:
@@ -50,19 +50,14 @@ def _document(group: ErrorGroup) -> dict[str, Any]:
 
 
 _COLUMNS = (
-    Column("DEAD"),
-    Column("RETRYING", 4),
-    Column("ERROR", keeps_end=True),
-    Column("TASK", 1, keeps_end=True),
-    Column("PLACE", 5),
-    Column("MESSAGE", 2),
-    Column("LATEST", 3),
+    Column("DEAD", "dead"),
+    Column("RETRYING", "retrying", 4),
+    Column("ERROR", "errtype", keeps_end=True),
+    Column("TASK", "jobtype", 1, keeps_end=True),
+    Column("PLACE", "place", 5),
+    Column("MESSAGE", "message", 2),
+    Column("LATEST", age_of("latest_at"), 3),
 )
-
-
-def _line(group: dict[str, Any]) -> tuple[object, ...]:
-    columns = (group[name] for name in ("dead", "retrying", "errtype", "jobtype", "place", "message"))
-    return *columns, age(group["latest_at"])
 
 
 SUBCOMMANDS = (Subcommand("errors", "Show failed jobs grouped by their cause.", _errors, _arguments),)

@@ -32,7 +32,7 @@ def _functions(call: Invocation) -> int:
     return OK
 
 
-_COLUMNS = (Column("FUNCTION", is_name=True), Column("CURRENT"))
+_COLUMNS = (Column("FUNCTION", is_name=True), Column("CURRENT", 1))
 
 SUBCOMMANDS = (
     Subcommand("functions", "List the stored functions of PostgreSQL, or print their SQL.", _functions, _arguments),

@@ -66,7 +66,7 @@ def _jobs(call: Invocation) -> int:
     screen.listing(
         {"query": str(query), "jobs": documents, "is_more": len(rows) > limit, "searched": searched},
         _columns(is_long=is_long, is_wanted=call.options["long"]),
-        map(_line, documents, rows),
+        [{**document, "row": row} for document, row in zip(documents, rows, strict=False)],
         if_more=f"showing the latest {limit}; use --limit for more",
     )
     if not rows and not screen.is_json:
@@ -79,17 +79,25 @@ def _jobs(call: Invocation) -> int:
 def _columns(*, is_long: bool, is_wanted: bool) -> list[Column]:
     """Return the columns of a list; the texts of jobs come before others if --long asks for them."""
     columns = [
-        Column("JID", is_name=True),
-        Column("TASK", 1, keeps_end=True),
-        Column("STATE", 2),
-        Column("QUEUE", 4),
-        Column("WHEN", 3),
-        Column("FAILURES", 8),
-        Column("ERROR", 5, keeps_end=True),
-        Column("ABOUT", 9),
+        Column("JID", "jid", is_name=True),
+        Column("TASK", "jobtype", 1, keeps_end=True),
+        Column("STATE", "state", 2),
+        Column("QUEUE", "queue", 4),
+        Column("WHEN", _when, 3),
+        Column("FAILURES", "failures", 8),
+        Column("ERROR", "errtype", 5, keeps_end=True),
+        Column("ABOUT", "about", 9),
     ]
-    texts = (Column("ARGUMENTS", 2 if is_wanted else 6), Column("MESSAGE", 2 if is_wanted else 7))
+    texts = (
+        Column("ARGUMENTS", lambda job: job_summaries.describe_call(job["row"]), 2 if is_wanted else 6),
+        Column("MESSAGE", "message", 2 if is_wanted else 7),
+    )
     return [*columns, *(texts if is_long else ())]
+
+
+def _when(job: dict[str, Any]) -> str:
+    since = job["finished_at"] or job["run_at"] or (job["started_at"] if job["state"] == "working" else None)
+    return age(since or job["enqueued_at"])
 
 
 def _note_coverage(screen: Screen, coverage: Coverage | None) -> None:
@@ -100,14 +108,6 @@ def _note_coverage(screen: Screen, coverage: Coverage | None) -> None:
         f"searched the newest {coverage.searched:,} of {coverage.total:,}{more} jobs; "
         f"add among:{coverage.wider.among} to search more"
     )
-
-
-def _line(job: dict[str, Any], row: Any) -> tuple[object, ...]:
-    since = job["finished_at"] or job["run_at"] or (job["started_at"] if job["state"] == "working" else None)
-    return (
-        job["jid"], job["jobtype"], job["state"], job["queue"], age(since or job["enqueued_at"]), job["failures"],
-        job["errtype"], job["about"], *((job_summaries.describe_call(row), job["message"]) if "message" in job else ()),
-    )  # fmt: skip
 
 
 def _texts_of(job: Any) -> dict[str, Any]:

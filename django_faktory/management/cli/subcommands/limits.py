@@ -15,7 +15,7 @@ from ....operations.serializers import read_limits
 from ....store.limits import definitions
 from ....tasks import limits as task_limits
 from ....tasks.base import import_tasks
-from ..screen import age
+from ..screen import age_of
 from ..subcommand import (
     NOTHING,
     OK,
@@ -118,31 +118,20 @@ def _print_changed(call: Invocation, verb: str, names: list[str]) -> int:
 def _list(call: Invocation, using: str) -> int:
     limits = list(Limit.objects.using(using).order_by("scope", "name"))
     documents = read_limits(limits, using=using)
-    call.screen.listing({"limits": documents}, _COLUMNS, map(_line, limits, documents))
+    texts = {limit.pk: limit.allowance_text for limit in limits}
+    call.screen.listing({"limits": documents}, _COLUMNS, [{**one, "allows": texts[one["id"]]} for one in documents])
     return OK
 
 
 _COLUMNS = (
-    Column("SCOPE"),
-    Column("NAME", is_name=True),
-    Column("ALLOWS", 1),
-    Column("IN USE", 2),
-    Column("WAITING", 3),
-    Column("OPENS", 4),
-    Column("ORIGIN", 5),
+    Column("SCOPE", "scope"),
+    Column("NAME", "name", is_name=True),
+    Column("ALLOWS", "allows", 1),
+    Column("IN USE", "in_use", 2),
+    Column("WAITING", "waiting", 3),
+    Column("OPENS", age_of("opens_at"), 4),
+    Column("ORIGIN", "origin", 5),
 )
-
-
-def _line(limit: Limit, document: dict[str, Any]) -> tuple[object, ...]:
-    return (
-        limit.scope,
-        limit.name,
-        limit.allowance_text,
-        document["in_use"],
-        document["waiting"],
-        age(document["opens_at"]),
-        document["origin"],
-    )
 
 
 SUBCOMMANDS = (

@@ -3,12 +3,11 @@
 from __future__ import annotations
 
 import argparse
-from typing import Any
 
 from ....models import Job, JobLock
 from ....operations.rows import LockRow
 from ....store.jobs import transitions
-from ..screen import age, quantity
+from ..screen import age_of, quantity
 from ..subcommand import NOTHING, OK, Invocation, Subcommand, Unsupported, whole
 from ..table import Column
 
@@ -37,7 +36,7 @@ def _list(call: Invocation, keys: list[str], using: str) -> int:
     # One row more than shown: its presence means that there are more, without a count.
     rows = list(locks[: limit + 1])
     documents = [LockRow.read(lock) | {"waiting": _count_waiting(lock, using)} for lock in rows[:limit]]
-    call.screen.listing({"locks": documents, "is_more": len(rows) > limit}, _COLUMNS, map(_line, documents))
+    call.screen.listing({"locks": documents, "is_more": len(rows) > limit}, _COLUMNS, documents)
     locked_keys = set(locks.values_list("key", flat=True)) if keys else set()
     for key in keys:
         if key not in locked_keys:
@@ -50,22 +49,14 @@ def _count_waiting(lock: JobLock, using: str) -> int:
 
 
 _COLUMNS = (
-    Column("TOKEN", is_name=True),
-    Column("KEY", 1),
-    Column("JID", is_name=True),
-    Column("WORKER", 5),
-    Column("HELD SINCE", 3),
-    Column("EXPIRES", 4),
-    Column("WAITING", 2),
+    Column("TOKEN", "token", is_name=True),
+    Column("KEY", "key", 1),
+    Column("JID", "jid", is_name=True),
+    Column("WORKER", "worker", 5),
+    Column("HELD SINCE", age_of("acquired_at"), 3),
+    Column("EXPIRES", age_of("expires_at"), 4),
+    Column("WAITING", lambda lock: f"{lock['waiting']}{'+' if lock['waiting'] == COUNTED else ''}", 2),
 )
-
-
-def _line(lock: dict[str, Any]) -> tuple[object, ...]:
-    waiting = f"{lock['waiting']}{'+' if lock['waiting'] == COUNTED else ''}"
-    return (
-        lock["token"], lock["key"], lock["jid"], lock["worker"], age(lock["acquired_at"]), age(lock["expires_at"]),
-        waiting,
-    )  # fmt: skip
 
 
 def _release(call: Invocation, names: list[str], using: str) -> int:

@@ -12,7 +12,7 @@ from ....core.json import jsontext
 from ....errors import FaktoryError
 from ....models import OutboxEntry
 from ....operations.rows import time_of
-from ..screen import age, quantity
+from ..screen import age_of, quantity
 from ..subcommand import NOTHING, OK, Invocation, Subcommand, Unsupported, whole
 from ..table import Column
 
@@ -51,7 +51,7 @@ def _list(call: Invocation, aliases: list[str]) -> int:
     # The databases are read one after the other; the sort is stable.
     rows.sort(key=lambda row: not row[1].error)
     documents = [_document(alias, entry) for alias, entry in rows[:limit]]
-    call.screen.listing({"entries": documents, "is_more": len(rows) > limit}, _COLUMNS, map(_line, documents))
+    call.screen.listing({"entries": documents, "is_more": len(rows) > limit}, _COLUMNS, documents)
     return OK
 
 
@@ -71,18 +71,13 @@ def _document(alias: str, entry: OutboxEntry) -> dict[str, Any]:
 
 
 _COLUMNS = (
-    Column("JID", is_name=True),
-    Column("TASK", 2, keeps_end=True),
-    Column("QUEUE", 4),
-    Column("DATABASE", 5),
-    Column("ENQUEUED", 3),
-    Column("STATE", 1),
+    Column("JID", "jid", is_name=True),
+    Column("TASK", "jobtype", 2, keeps_end=True),
+    Column("QUEUE", "queue", 4),
+    Column("DATABASE", "database", 5),
+    Column("ENQUEUED", age_of("created_at"), 3),
+    Column("STATE", lambda entry: f"refused: {entry['error']}" if entry["error"] else "waiting", 1),
 )
-
-
-def _line(entry: dict[str, Any]) -> tuple[object, ...]:
-    state = f"refused: {entry['error']}" if entry["error"] else "waiting"
-    return entry["jid"], entry["jobtype"], entry["queue"], entry["database"], age(entry["created_at"]), state
 
 
 def _change(call: Invocation, aliases: list[str], jids: list[str] | None) -> int:

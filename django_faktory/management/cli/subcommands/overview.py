@@ -15,12 +15,12 @@ from ....errors import BrokerUnavailable
 from ....models import Job
 from ....operations import alarms
 from ....operations.rows import SHORT, AlarmRow, JobSummary
-from ..screen import age, build_rich_text, clean, clean_cells
+from ..screen import age_of, build_rich_text, clean, clean_cells
 from ..subcommand import OK, Invocation, Subcommand, Unsupported, duration, whole
 from ..table import Column, lay_out
 from .doctor import CRITICAL, WARNING, format_alarm
-from .queues import QUEUE_COLUMNS, queue_line, queues_of
-from .workers import WORKER_COLUMNS, worker_line, workers_of
+from .queues import QUEUE_COLUMNS, queues_of
+from .workers import WORKER_COLUMNS, workers_of
 
 SHOWN = 15
 """Rows per table of `top`, so that all tables fit on one screen."""
@@ -35,7 +35,7 @@ def _info(call: Invocation) -> int:
     with suppress(NoReverseMatch):  # the project's URLs have no admin
         totals["admin"] = reverse("admin:index")
     call.screen.pairs({**totals, **info.get("sets", {})})
-    call.screen.table((Column("QUEUE", is_name=True), Column("SIZE")), sorted(info.get("queues", {}).items()))
+    call.screen.table((Column("QUEUE", is_name=True), Column("SIZE", 1)), sorted(info.get("queues", {}).items()))
     return OK
 
 
@@ -128,27 +128,23 @@ def alarm_lines(statistics: dict[str, Any]) -> list[str]:
     return [format_alarm(alarm) for alarm in documents] or ["No problems found."]
 
 
-Table = tuple[str, tuple[Column, ...], list[tuple[object, ...]]]
+Table = tuple[str, tuple[Column, ...], list[dict[str, Any]]]
 """A table of `top`: title, columns and rows."""
 _RUNNING = (
-    Column("JID", is_name=True),
-    Column("TASK", 1, keeps_end=True),
-    Column("QUEUE", 3),
-    Column("WORKER", 4),
-    Column("STARTED", 2),
+    Column("JID", "jid", is_name=True),
+    Column("TASK", "jobtype", 1, keeps_end=True),
+    Column("QUEUE", "queue", 3),
+    Column("WORKER", "worker", 4),
+    Column("STARTED", age_of("started_at"), 2),
 )
 
 
 def _tables(statistics: dict[str, Any]) -> list[Table]:
     queues = sorted(statistics["queues"], key=lambda queue: (-queue["size"], queue["name"]))[:SHOWN]
-    tables: list[Table] = [("queues", QUEUE_COLUMNS, list(map(queue_line, queues)))]
+    tables: list[Table] = [("queues", QUEUE_COLUMNS, queues)]
     if statistics["workers"] is not None:
-        running: list[tuple[object, ...]] = [
-            (job["jid"], job["jobtype"], job["queue"], job["worker"], age(job["started_at"]))
-            for job in statistics["working"]
-        ]
-        tables.append(("running now (longest first)", _RUNNING, running))
-        tables.append(("workers", WORKER_COLUMNS, list(map(worker_line, statistics["workers"][:SHOWN]))))
+        tables.append(("running now (longest first)", _RUNNING, statistics["working"]))
+        tables.append(("workers", WORKER_COLUMNS, statistics["workers"][:SHOWN]))
     return tables
 
 

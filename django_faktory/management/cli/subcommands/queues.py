@@ -10,8 +10,13 @@ from ..screen import quantity, span
 from ..subcommand import NOTHING, OK, Invocation, Subcommand, Unsupported, add_reason, operator, require_known
 from ..table import Column
 
-QUEUE_COLUMNS = (Column("QUEUE", is_name=True), Column("SIZE"), Column("LATENCY", 1), Column("STATE"))
-"""Columns of a table whose rows are `queue_line`."""
+QUEUE_COLUMNS = (
+    Column("QUEUE", "name", is_name=True),
+    Column("SIZE", "size"),
+    Column("LATENCY", lambda queue: span(queue["latency_s"]), 1),
+    # Whether a queue of a Faktory server is paused is not known.
+    Column("STATE", lambda queue: {True: "paused", False: "active", None: ""}[queue["is_paused"]]),
+)
 
 
 def queues_of(call: Invocation) -> list[dict[str, Any]]:
@@ -37,15 +42,8 @@ def _paused(alias: str) -> set[str]:
 
 def _queues(call: Invocation) -> int:
     queues = queues_of(call)
-    call.screen.listing({"queues": queues}, QUEUE_COLUMNS, map(queue_line, queues))
+    call.screen.listing({"queues": queues}, QUEUE_COLUMNS, queues)
     return OK
-
-
-def queue_line(queue: dict[str, Any]) -> tuple[object, ...]:
-    """Return a queue's row of the table."""
-    # Whether a queue of a Faktory server is paused is not known.
-    state = {True: "paused", False: "active", None: ""}[queue["is_paused"]]
-    return queue["name"], queue["size"], span(queue["latency_s"]), state
 
 
 def _name_arguments(parser: argparse.ArgumentParser) -> None:

@@ -103,7 +103,9 @@ def _print_report(call: Invocation, report: Report) -> None:
     rows = [
         (place.kind, place.name, place.found, place.moved, place.moved_before, place.left) for place in report.counts
     ]
-    call.screen.table(tuple(map(Column, ("WHERE", "NAME", "FOUND", "MOVED", "BEFORE", "LEFT"))), rows)
+    call.screen.table(
+        [Column(head, place) for place, head in enumerate(("WHERE", "NAME", "FOUND", "MOVED", "BEFORE", "LEFT"))], rows
+    )
     verb = "would be moved" if report.is_dry else "moved"
     call.screen.line(
         f"{summary['moved']} of {summary['found']} jobs {verb}, {summary['left']} left; "

@@ -10,23 +10,22 @@ from ....core.suggestions import suggest
 from ....models import WorkerProcess
 from ....operations.serializers import read_workers
 from ....store import workers
-from ..screen import age, quantity
+from ..screen import age_of, quantity
 from ..subcommand import NOTHING, OK, Invocation, Subcommand, Unsupported
 from ..table import Column
 
 SHOWN = 1000
 """Maximum number of workers listed."""
 WORKER_COLUMNS = (
-    Column("WID", is_name=True),
-    Column("HOST", 3),
-    Column("PID", 5),
-    Column("STATE", 1),
-    Column("JOBS", 2),
-    Column("QUEUES", 6),
-    Column("MEMORY", 7),
-    Column("BEAT", 4),
+    Column("WID", "wid", is_name=True),
+    Column("HOST", "hostname", 3),
+    Column("PID", "pid", 5),
+    Column("STATE", "state", 1),
+    Column("JOBS", lambda one: f"{one['jobs']} of {one['threads']}" if one["threads"] else one["jobs"], 2),
+    Column("QUEUES", lambda one: ", ".join(one["queues"] or ()), 6),
+    Column("MEMORY", lambda one: f"{one['rss_kb'] // 1024} MB" if one["rss_kb"] else "", 7),
+    Column("BEAT", age_of("beat_at"), 4),
 )
-"""Columns of a table whose rows are `worker_line`."""
 
 
 def workers_of(alias: str) -> list[dict[str, Any]]:
@@ -45,17 +44,8 @@ def _workers(call: Invocation) -> int:
         return OK
     documents = workers_of(call.alias)
     document = {"workers": documents, "count": len(documents)}
-    call.screen.listing(document, WORKER_COLUMNS, map(worker_line, documents))
+    call.screen.listing(document, WORKER_COLUMNS, documents)
     return OK
-
-
-def worker_line(worker: dict[str, Any]) -> tuple[object, ...]:
-    """Return a worker's row of the table."""
-    memory = f"{worker['rss_kb'] // 1024} MB" if worker["rss_kb"] else ""
-    jobs = f"{worker['jobs']} of {worker['threads']}" if worker["threads"] else worker["jobs"]
-    queues = ", ".join(worker["queues"] or ())
-    identity = worker["wid"], worker["hostname"], worker["pid"]
-    return *identity, worker["state"], jobs, queues, memory, age(worker["beat_at"])
 
 
 def _wid_arguments(parser: argparse.ArgumentParser) -> None:
