@@ -4,11 +4,10 @@ import json
 import os
 import subprocess
 import sys
-from types import SimpleNamespace
 
 import pytest
 
-from tests import services, snapshots
+from tests import services
 from tests.programs import ROOT
 from tests.settings import KIND, TAG
 
@@ -65,16 +64,3 @@ def described(how):
 @pytest.mark.skipif(bool(services.DATABASES[KIND]().missing), reason="no server")
 def test_a_snapshot_copy_equals_the_migrated_database():
     assert described("copy") == described("migrated")
-
-
-def test_a_snapshot_copy_removes_a_leftover_write_ahead_log(tmp_path):
-    database = tmp_path / "test.sqlite3"
-    connection = SimpleNamespace(vendor="sqlite", settings_dict={"NAME": str(database)})
-    snapshot = snapshots.SQLite(connection, "key", folder=tmp_path)
-    snapshot.path.write_bytes(b"the copy")
-    leftovers = [tmp_path / f"test.sqlite3{suffix}" for suffix in ("-wal", "-shm")]
-    for path in leftovers:
-        path.write_bytes(b"of another file")
-    snapshot.load()
-    assert database.read_bytes() == b"the copy"
-    assert not any(path.exists() for path in leftovers)

@@ -3,8 +3,6 @@
 A program that outlives its run would take the next run's jobs.
 """
 
-import json
-import os
 import shutil
 import signal
 import sys
@@ -13,8 +11,8 @@ import psutil
 import pytest
 
 from tests import programs
-from tests.fork_server import ROOT, ForkServer
-from tests.programs import Program, fork_server
+from tests.fork_server import ForkServer
+from tests.programs import Program
 from tests.waiting import wait_until
 
 pytestmark = pytest.mark.core
@@ -25,27 +23,6 @@ started = Program("-c", "import time; time.sleep(600)")
 print("started", started.pid, flush=True)
 started.code(600)
 """
-
-ENDS_WITH_PARENT = """
-import subprocess, sys
-code = "import signal; from tests import fork_server as f; f.end_with_parent(); print(1, flush=True); signal.pause()"
-child = subprocess.Popen([sys.executable, "-c", code], stdout=subprocess.PIPE, start_new_session=True)
-child.stdout.readline()
-print("started", child.pid, flush=True)
-child.wait()
-"""
-
-
-@pytest.mark.skipif(sys.platform != "linux", reason="the kernel of Linux ends it")
-def test_a_process_with_end_with_parent_ends_when_its_parent_is_killed():
-    parent = Program("-c", ENDS_WITH_PARENT)
-    try:
-        pid = int(parent.wait_for_log("started")[0].split()[1])
-        assert psutil.pid_exists(pid)
-        parent.signal(signal.SIGKILL)
-        wait_until(lambda: not psutil.pid_exists(pid), 60, what="its child has ended")
-    finally:
-        parent.clean_up()
 
 
 @pytest.mark.skipif(sys.platform != "linux" or not shutil.which("setpriv"), reason="the kernel of Linux ends it")
@@ -81,37 +58,12 @@ def program(monkeypatch):
 
 
 @forked
-def test_a_module_is_forked_with_its_arguments_variables_and_a_session_of_its_own(program):
-    found = program("-m", "tests.tools.shown", "one", "--two", SHOWN="ä")
-    assert found.code() == 0
-    shown = json.loads(found.text)
-    assert shown == {
-        "argv": ["one", "--two"], "name": "__main__", "variable": "ä", "session": found.pid, "cwd": str(ROOT),
-        "parent": fork_server().pid, "ours": ["tests.tools"],
-    }  # fmt: skip
-
-
-@forked
-@pytest.mark.parametrize(
-    ("args", "environment"),
-    [
-        (("-c", "import os; print(f'{{\"parent\": {os.getppid()}}}')"), {}),
-        (("-m", "tests.tools.shown"), {"PYTHONHASHSEED": "1"}),
-    ],
-)
-def test_a_new_interpreter_starts_for_code_and_for_variables_that_it_reads_itself(program, args, environment):
-    found = program(*args, **environment)
-    assert found.code() == 0
-    assert json.loads(found.text)["parent"] == os.getpid()
-
-
-@forked
 @pytest.mark.parametrize(
     ("ends", "code"),
     [("exit", 3), ("raise", 1), ("interrupt", -signal.SIGINT), ("kill", -signal.SIGKILL), ("thread", 0)],
 )
 def test_a_forked_program_ends_with_the_exit_code_of_an_interpreter(program, ends, code):
-    found = program("-m", "tests.tools.shown", ends)
+    found = program("-m", "tests.tools.ending", ends)
     assert found.code() == code
     assert found.code() == code, "asked twice"
     assert not found.is_alive()
