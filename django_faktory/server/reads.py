@@ -12,7 +12,6 @@ from functools import partial
 from typing import Any, NamedTuple
 
 from ..errors import FaktoryError
-from .context import ConnectedClient
 from .may_block import execute_each
 
 KEPT = 64
@@ -37,9 +36,9 @@ Call = tuple[Callable[..., Any], tuple[Any, ...]]
 
 
 class Read(NamedTuple):
-    """One command of a client; `arrived_at` is by the monotonic clock."""
+    """One command; `arrived_at` is by the monotonic clock."""
 
-    client: ConnectedClient
+    has_disconnected: Callable[[], bool]
     call: Call
     arrived_at: float
 
@@ -53,7 +52,7 @@ class Reads:
 
     def execute(self, reads: Sequence[Read]) -> list[Any]:
         """Return a result or an error for each command; reads of disconnected clients are skipped."""
-        connected = [read for read in reads if not read.client.is_disconnected]
+        connected = [read for read in reads if not read.has_disconnected()]
         self._read(dict.fromkeys(read.call for read in connected if not self._has_result(read)))
         results = {read.call: self._latest[read.call][1] for read in connected}
         for call in list(self._latest)[:-KEPT]:

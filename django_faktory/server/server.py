@@ -13,9 +13,7 @@ import os
 import socket
 import ssl
 import threading
-import time
-from collections.abc import Callable, Collection, Iterable, Sequence
-from datetime import datetime
+from collections.abc import Callable, Collection, Sequence
 from functools import partial
 from typing import Any, Protocol
 
@@ -23,12 +21,9 @@ from .. import conf
 from ..brokers.base import Broker
 from ..core.event_loop import new_event_loop
 from ..core.logs import get_logger
-from ..core.payloads import Ack, Beat, Delivery, Failure, JobPayload, Reservation, WorkerIdentity
-from ..core.protocol import resp
-from ..core.protocol.commands import Command
-from ..errors import BrokerUnavailable, FaktoryError
-from .buffer_limits import LONGEST_AT_ONCE, LineBufferLimit
-from .context import ConnectedClient
+from ..core.payloads import Delivery, Reservation
+from ..errors import FaktoryError
+from .context import ServerContext
 from .deliveries import DeliveryTracker
 from .exchange_set import Item, begin_exchange, execute_exchange, weight
 from .group_commit import MAX_SET_WEIGHT, Begin, CommitQueue
@@ -37,10 +32,9 @@ from .handshake_queue import HandshakeQueue
 from .listening import Acceptor, find_max_backlog, limit_connections, open_sockets
 from .lock_waits import WIDTH as LOCK_WAITS
 from .lock_waits import LockWaits
-from .login_throttle import LoginThrottle
-from .may_block import MayBlock, Work, execute_each, execute_set, execute_waiting, weight_of
+from .may_block import MayBlock, execute_each, execute_set, execute_waiting, weight_of
 from .prefetch_buffer import PrefetchBuffer
-from .reads import Read, Reads, compute_rest_s
+from .reads import Reads, compute_rest_s
 from .tuning import DEFAULT_TUNING, Tuning
 from .turns import Turns
 from .uncertain_batches import UncertainBatches
@@ -63,9 +57,6 @@ READ_WEIGHT = MAX_SET_WEIGHT // 5
 UNPAUSED_BULK = 1000
 """Weight of a set of the bulk queue up to which it does not pause: SQLite stores 1,000 jobs in about 40 ms."""
 
-MAX_PUSH_IN_EXCHANGE = 50
-"""Weight above which a PUSH or PUSHB uses the bulk queue instead, so that it does not delay single commands."""
-
 WIDTH = 2
 """Concurrent exchanges. Each uses a database connection; a third gained nothing on two cores."""
 
@@ -80,7 +71,7 @@ class NotificationSource(Protocol):
         """Make a running `wait` in another thread return."""
 
 
-class Server:
+class Server(ServerContext):
     """Serve `broker` at host:port. With port 0 the system chooses a free port; `address` has it once `started` is set.
 
     `shares_port`: other processes may listen there too, and the system divides new connections among them.
@@ -98,28 +89,13 @@ class Server:
         shares_port: bool = False,
         tuning: Tuning = DEFAULT_TUNING,
     ) -> None:
-        self.broker, self.tuning = broker, tuning
-        self.password = password
-        self.login_throttle = LoginThrottle(limit=conf.get("PASSWORD_TRIES") if password else 0)
-        self.max_command_bytes: int = conf.get("MAX_COMMAND_BYTES")
-        self.hello_timeout_s: float = conf.get("HELLO_TIMEOUT")
-        self.command_timeout_s: float = conf.get("COMMAND_TIMEOUT")
+        super().__init__(broker, password, tuning, VERBS)
         self.address = (host, port)
-        self.started = threading.Event()
-        self.command_count = 0
-        self.on_scheduled: Callable[[datetime], None] = lambda _: None
-        """Called with the earliest time of newly stored scheduled jobs, so that maintenance can wake up in time."""
-        self.line_buffer_limit = LineBufferLimit(LONGEST_AT_ONCE * self.max_command_bytes)
         self._tls = tls
         self._listen = listen
         self._shares_port = shares_port
-        self._connections: set[ConnectedClient] = set()
-        self._by_wid: dict[str, set[ConnectedClient]] = {}
-        self._is_stopping = False
         self._stop_requested = asyncio.Event()
-        self._all_closed = asyncio.Event()
         self._listener_thread: threading.Thread | None = None
-        self._created_at = time.monotonic()
 
     def run(self) -> None:
         """Serve until `stop`; blocks. Raises FaktoryError if the address cannot be bound."""
@@ -132,10 +108,6 @@ class Server:
         self._is_stopping = True
         self._call_in_loop(self._stop_requested.set)
 
-    def drop(self, wids: Collection[str]) -> None:
-        """Close the connections of worker processes that are considered lost (W20)."""
-        self._call_in_loop(self._drop, list(wids))
-
     def wake(self, queues: Collection[str] | None = None) -> None:
         """Try waiting FETCHes of these queues, which got work. None, as after a notification, means all queues."""
         self._call_in_loop(lambda: self.fetch_queue.wake(queues))  # a lambda: before the start there is no queue yet
@@ -145,116 +117,6 @@ class Server:
         was_run = threading.Event()
         self._call_in_loop(was_run.set)
         return was_run.wait(within_s)
-
-    # --- called by connections and verbs ---
-
-    def admit(self, connection: ConnectedClient) -> bool:
-        """Register a connection; return False if there are too many others (W8). Idempotent."""
-        if connection not in self._connections and len(self._connections) >= self._max_connections:
-            return False
-        self._connections.add(connection)
-        return True
-
-    def index_by_wid(self, connection: ConnectedClient) -> None:
-        """Index the connection by its wid, for `drop`."""
-        self._by_wid.setdefault(connection.identity.wid, set()).add(connection)
-
-    def forget(self, connection: ConnectedClient) -> None:
-        """Remove a closed connection from all indexes; idempotent."""
-        self._connections.discard(connection)
-        if not self._connections:
-            self._all_closed.set()
-        same_wid = self._by_wid.get(connection.identity.wid)
-        if same_wid is not None:
-            same_wid.discard(connection)
-            if not same_wid:
-                del self._by_wid[connection.identity.wid]
-
-    def execute(self, connection: ConnectedClient, command: Command) -> bytes | None:
-        """Execute a command and return its reply, or None if the reply comes later; reject it if the server stops."""
-        self.command_count += 1
-        if self._is_stopping:
-            connection.reply_and_close(resp.error("shutdown in progress"))
-            return None
-        return VERBS[type(command)](self, connection, command)
-
-    def push(
-        self, jobs: list[JobPayload], answer: Callable[[list[FaktoryError | None] | FaktoryError], object]
-    ) -> None:
-        """Store jobs with the next exchange.
-
-        Large sets, and jobs that may wait for another transaction's lock (ADR 0023), use separate commit queues, so
-        that no other command waits for them.
-        """
-        if weight(jobs) > MAX_PUSH_IN_EXCHANGE:
-            self.lock_waits.submit(MayBlock(jobs), answer, queue="bulk")
-            return
-        for job in jobs:
-            if job.options is not None and job.options.may_block:
-                self.lock_waits.submit(MayBlock(jobs), answer)
-                return
-        self.exchanges.submit(jobs, answer)
-
-    def ack(self, report: Ack, answer: Callable[[FaktoryError | bool], None]) -> None:
-        """Acknowledge a job with the next exchange; a member of a batch separately, as its batch may be locked."""
-        if self.deliveries.is_batch_member(report.jid):
-            self.lock_waits.submit(MayBlock(report, self._subjects_of(report.jid)), answer)
-        else:
-            self.exchanges.submit(report, answer)
-
-    def fail(self, report: Failure, answer: Callable[[FaktoryError | bool], None]) -> None:
-        """Record a failure. A member of a batch uses the queue for commands that may block on the batch's row."""
-        queue = "may-block" if self.deliveries.is_batch_member(report.jid) else "fail"
-        self.lock_waits.submit(MayBlock(report, self._subjects_of(report.jid)), answer, queue=queue)
-
-    def record_worker(self, report: Beat | WorkerIdentity, answer: Callable[[Any], object]) -> None:
-        """Record a heartbeat or a registration in a commit queue that no other command uses (ADR 0032)."""
-        self.lock_waits.submit(MayBlock(report, [f"wid:{report.wid}"]), answer, queue="heartbeat")
-
-    def execute_blocking(
-        self,
-        work: Work,
-        answer: Callable[[Any], object],
-        subjects: Iterable[str] = (),
-        *,
-        is_repeatable: bool = False,
-    ) -> None:
-        """Execute a call that may meet another transaction's lock. `subjects` name the rows it may wait for."""
-        self.lock_waits.submit(MayBlock(work, subjects, is_repeatable=is_repeatable), answer)
-
-    def read(
-        self, connection: ConnectedClient, answer: Callable[[Any], object], method: Callable[..., Any], *args: Any
-    ) -> None:
-        """Execute a read-only call, unless the client has disconnected. Equal calls that wait share one read."""
-        self.commit_queues["read"].submit(Read(connection, (method, args), time.monotonic()), answer)
-
-    def _subjects_of(self, jid: str) -> list[str]:
-        bid = self.deliveries.batch_of(jid)
-        return [f"bid:{bid}"] if bid else [f"jid:{jid}"]
-
-    def announce_jobs(self, jobs: Sequence[JobPayload]) -> None:
-        """Announce committed jobs: try waiting FETCHes now, and schedule jobs that are due later."""
-        self.fetch_queue.wake({job.queue for job in jobs} if len(jobs) > 1 else (jobs[0].queue,))
-        earliest: datetime | None = None
-        for job in jobs:
-            if job.at is not None and (earliest is None or job.at < earliest):
-                earliest = job.at
-        if earliest is not None:
-            self.on_scheduled(earliest)
-
-    def should_continue(self) -> bool:
-        """Return whether long work may start its next step; False once the server stops."""
-        return not self._is_stopping
-
-    @property
-    def connection_count(self) -> int:
-        """Number of clients connected to this node."""
-        return len(self._connections)
-
-    @property
-    def uptime_s(self) -> float:
-        """Seconds since the server object was created."""
-        return time.monotonic() - self._created_at
 
     # --- start and stop ---
 
@@ -413,16 +275,6 @@ class Server:
             connection.abort()
         await asyncio.sleep(0)
 
-    def _drop(self, wids: list[str]) -> None:
-        for wid in wids:
-            for connection in list(self._by_wid.get(wid, ())):
-                connection.close()
-
-    def _call_in_loop(self, work: Callable[..., None], *args: Any) -> None:
-        if self.started.is_set():
-            with contextlib.suppress(RuntimeError):  # the loop is closed: nothing is left to notify
-                self.loop.call_soon_threadsafe(work, *args)
-
     def _wake_on_notifications(self, listener: NotificationSource) -> None:
         while not self._is_stopping:
             if listener.wait(LISTEN_S):
@@ -445,28 +297,6 @@ class Server:
 
     def _confirm(self, delivered: Sequence[Delivery], on_confirmed: Callable[[set[str] | FaktoryError], None]) -> None:
         self.commit_queues["confirm"].submit(lambda: self.broker.confirm(delivered), on_confirmed)
-
-    def release(self, jobs: Sequence[Reservation], on_result: Callable[[set[str]], None] = lambda _: None) -> None:
-        """Release jobs that were claimed for disconnected clients (W14); retry while the database is unavailable.
-
-        `on_result` is called with the queues of the jobs once they are released, or cannot be.
-        """
-        # Before the release: a confirmation would reserve the job for the disconnected client.
-        for job in jobs:
-            self.deliveries.forget(job.jid)
-
-        def answer(result: int | FaktoryError) -> None:
-            if isinstance(result, BrokerUnavailable) and not self._is_stopping:
-                self.loop.call_later(self.tuning.release_again_s, self.release, jobs, on_result)
-                return
-            queues = {job.queue for job in jobs}
-            on_result(queues)
-            if isinstance(result, FaktoryError):
-                logger.error("jobs not released, their reservations must end jids=%s", [job.jid for job in jobs])
-            else:
-                self.fetch_queue.wake(queues)
-
-        self.execute_blocking(lambda: self.broker.release(jobs), answer, [f"jid:{job.jid}" for job in jobs])
 
 
 _REMEDIES = {
