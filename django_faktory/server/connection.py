@@ -121,7 +121,7 @@ class Connection(asyncio.Protocol):
         # The password check takes CPU time: wait for a slot, so that established connections are served in between.
         if not (self._protocol.is_identified or self._is_resting) and self.server.password:
             self._is_resting = True
-            self.server.handshake_queue.ask(self._try_password)
+            self.server.password_checks.wait(self._try_password)
         self._continue()
 
     def eof_received(self) -> bool:
@@ -268,7 +268,7 @@ class Connection(asyncio.Protocol):
             self.server.line_buffer_limit.release(self._reject_long_line)
 
     def _try_password(self) -> None:
-        """Check the password now: called by the `HandshakeQueue` when it is this connection's turn."""
+        """Check the password now: in the turn of this connection."""
         if self._is_closed:
             return
         if self._is_throttled():  # other connections of its address may have failed since it connected

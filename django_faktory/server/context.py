@@ -24,7 +24,6 @@ from .buffer_limits import LONGEST_AT_ONCE, LineBufferLimit
 from .deliveries import DeliveryTracker
 from .exchange_set import Item, weight
 from .group_commit import CommitQueue
-from .handshake_queue import HandshakeQueue
 from .lock_waits import LockWaits
 from .login_throttle import LoginThrottle
 from .may_block import MayBlock, Work
@@ -68,7 +67,7 @@ class ServerContext:
     """
 
     loop: asyncio.AbstractEventLoop
-    handshake_queue: HandshakeQueue
+    password_checks: Turns
     long_lines: Turns
     rest_queue: Turns
     deliveries: DeliveryTracker

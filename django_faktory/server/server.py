@@ -28,7 +28,6 @@ from .deliveries import DeliveryTracker
 from .exchange_set import Item, begin_exchange, execute_exchange, weight
 from .group_commit import MAX_SET_WEIGHT, Begin, CommitQueue
 from .handlers.jobs import VERBS
-from .handshake_queue import HandshakeQueue
 from .listening import Acceptor, find_max_backlog, limit_connections, open_sockets
 from .lock_waits import WIDTH as LOCK_WAITS
 from .lock_waits import LockWaits
@@ -155,7 +154,8 @@ class Server(ServerContext):
         return limit
 
     def _open_turns(self) -> None:
-        self.handshake_queue = HandshakeQueue(self.loop)
+        # A check takes 2 to 4 ms in which the event loop does nothing else (W1).
+        self.password_checks = Turns(self.loop, lambda: self.command_count)
         self.long_lines = Turns(self.loop, lambda: self.command_count)
         # Without a rest a flood of commands keeps the event loop busy, and threads wait for the GIL.
         self.rest_queue = Turns(self.loop, lambda: self.command_count, least_rest_s=REST_S)

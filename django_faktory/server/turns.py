@@ -1,6 +1,7 @@
 """Give connections that take much of the event loop's time their turns, so that other clients are served in between.
 
-The server has a queue of turns for long lines, and one for connections that sent many commands in a row.
+The server has a queue of turns for long lines, one for connections that sent many commands in a row, and one for checks
+of passwords.
 """
 
 from __future__ import annotations

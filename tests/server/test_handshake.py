@@ -208,3 +208,38 @@ def test_broken_json_is_refused_and_nothing_is_stored(connect, job):
     client = connect()
     assert client.ask(b"PUSH " + job).startswith(b"-ERR invalid JSON: ")
     assert json.loads(client.ask("INFO"))["faktory"]["total_enqueued"] == 0
+
+
+def hello(client, password):
+    asked = json.loads(client.reply()[4:])
+    pwdhash = hash_password(password, asked["s"], asked["i"])
+    return f'HELLO {{"v":2,"pwdhash":"{pwdhash}"}}\r\nINFO\r\n'
+
+
+def test_clients_that_log_in_together_are_accepted_with_their_next_commands(serve, settings):
+    """The HELLO arrives in two pieces, because each piece may wait in the queue separately."""
+    settings.FAKTORY = {"HELLO_TIMEOUT": 60}  # on a busy machine thirty checks take longer than the default of 5 s
+    server = serve(password="s3cret")
+    clients = [RawClient(server.address) for _ in range(30)]
+    lines = [hello(client, "s3cret") for client in clients]
+    for client, line in zip(clients, lines, strict=True):
+        client.send(line[:25], end="")
+    for client, line in zip(clients, lines, strict=True):
+        client.send(line[25:], end="")
+    for client in clients:
+        assert client.reply() == b"+OK"
+        assert json.loads(client.reply())["server"]
+        client.close()
+
+
+def test_clients_that_disconnect_in_the_queue_do_not_block_new_ones(serve):
+    server = serve(password="s3cret")
+    gone = [RawClient(server.address) for _ in range(30)]
+    for client in gone:
+        client.send(hello(client, "wrong"))
+        client.close()
+    # Wrong guesses may have blocked this address for a moment; the server then reports an error and does not stay
+    # silent.
+    client = RawClient(server.address)
+    assert client.reply().startswith((b"+HI", b"-ERR too many wrong passwords"))
+    client.close()
