@@ -38,7 +38,7 @@ from ..core.payloads import (
 )
 from ..errors import BrokerUnavailable, EndRolledBack, FaktoryError, InvalidPayload, InvalidResult
 from ..store import notifier, queues, workers
-from ..store.batches import batches, counters
+from ..store.batches import batches
 from ..store.database_errors import ErrorKind, first_line, is_collision, kind_of, refused_data
 from ..store.dialects import dialect_of
 from ..store.jobs import (
@@ -57,7 +57,7 @@ from ..store.jobs import (
 )
 from ..store.jobs.unanswered_claims import ClaimNumbers
 from ..store.locks import locks
-from ..store.notifier.postgresql import ANY_QUEUE
+from ..store.notifier.base import ANY_QUEUE
 from ..store.outages import of_this_node
 from ..store.statistics import counts
 from ..store.transactions import limited_lock_wait
@@ -66,10 +66,6 @@ from .instrumentation import MetricsHook
 from .transactions import atomic
 
 logger = get_logger(__name__)
-
-# The modules of the store that change rows do not import `notifier`: they report ready callbacks and jobs by hooks.
-counters.on_callback.append(notifier.announce)
-locks.on_ready.append(notifier.announce)
 
 _NO_LOCKET = Locket({})
 

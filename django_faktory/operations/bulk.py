@@ -30,7 +30,7 @@ from ..store.batches import tree
 from ..store.chunks import chunks
 from ..store.jobs import bulk, cancellations, transitions
 from ..store.jobs.bulk import CHUNK
-from ..store.notifier.postgresql import ANY_QUEUE
+from ..store.notifier.base import ANY_QUEUE
 from . import error_groups
 from .error_groups import FailureKind
 

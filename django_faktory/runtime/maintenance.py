@@ -34,7 +34,7 @@ from ..store.locks import backfill, locks
 from ..store.maintenance import due
 from ..store.maintenance.pending_work import PendingWork, find_pending_work
 from ..store.maintenance.vacuum import Vacuumer
-from ..store.notifier.postgresql import ANY_QUEUE
+from ..store.notifier.base import ANY_QUEUE
 from ..store.outages import of_this_node
 from ..store.statistics import counter_rows, histograms
 from ..tasks import cron, limits

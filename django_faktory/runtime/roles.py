@@ -19,7 +19,7 @@ from ..server.allocator import return_large_blocks
 from ..server.server import Server
 from ..store import notifier, sharing
 from ..store.dialects.write_queue import queue_writers
-from ..store.locks import locks
+from ..store.notifier.base import ANY_QUEUE
 from ..worker.db_cleanup import set_up_own_connections
 from ..worker.loop_watch import LoopWatch
 from ..worker.process import CANNOT_START, CLEAN
@@ -117,7 +117,7 @@ def _serve(run_config: RunConfig, number: int, local_pipes: notifier.LocalPipes 
     maintenance = Maintenance(run_config.alias, on_lost=server.drop, on_work=server.wake)
     server.on_scheduled = maintenance.wake_by
     # The listener drops the notifications of its own process, so the server is woken directly.
-    locks.on_ready.append(lambda _, queues: server.wake(queues))
+    notifier.add_local_receiver(lambda queues: server.wake(None if ANY_QUEUE in queues else queues))
     install_signals(child_spec, stop=server.stop, responds=_make_loop_watch(server).check)
     checks = (
         health_server.check_processes(child_spec.unresponsive_pipe),
@@ -174,7 +174,8 @@ def _work(run_config: RunConfig, number: int, local_pipes: notifier.LocalPipes |
         has_signal_thread=True,
     )
     if run_config.alias:
-        locks.on_ready.append(lambda _, __: worker.wake())  # a notification from this process to itself may take 10 ms
+        # At once: a notification from this process to itself may take 10 ms.
+        notifier.add_local_receiver(lambda _: worker.wake())
     # Before any thread is started: a signal must find its handler.
     install_signals(child_spec, stop=worker.stop, quiet=worker.quiet)
     log_handler.start_threads()

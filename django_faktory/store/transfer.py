@@ -19,12 +19,12 @@ from django.db.models import QuerySet
 
 from ..core.json import jsontext
 from ..core.json.fields import parse_instant
-from ..core.lifecycle import DEAD_FOR_S, FAILED, Event, State, sources
+from ..core.lifecycle import DEAD_FOR_S, FAILED, GONE, Event, State, sources
 from ..errors import InvalidPayload
 from ..models import Job, JobQuerySet
 from .deletion import delete_locked
 from .dialects import clock_of
-from .limits import limiters
+from .jobs import transitions
 from .locks import locks
 from .transactions import run
 
@@ -173,7 +173,7 @@ def hand_over(jobs: JobQuerySet, write: Callable[[Sequence[Job]], None], *, usin
     transaction is retried.
     """
 
-    def verb(connection: BaseDatabaseWrapper) -> int:
+    def verb(_: BaseDatabaseWrapper) -> int:
         rows = list(jobs.in_state(*EXPORTED).select_for_update(skip_locked=True)[:limit])
         if not rows:
             return 0
@@ -182,10 +182,6 @@ def hand_over(jobs: JobQuerySet, write: Callable[[Sequence[Job]], None], *, usin
         write(rows)
         # With the legal states again, as in every change of jobs (`lifecycle.sources`).
         legal = Job.objects.using(using).filter(pk__in=[row.pk for row in rows]).in_state(*EXPORTED)
-        keys, limiter_ids = locks.keys_of(legal), limiters.find_limiters_of(legal)
-        deleted = delete_locked(legal)
-        locks.promote_waiters_later(connection, keys)
-        limiters.promote_waiters_later(connection, limiter_ids)
-        return deleted
+        return transitions.leave(legal, GONE, delete_locked)
 
     return run(using, verb)

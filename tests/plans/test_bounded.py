@@ -17,8 +17,8 @@ from django_faktory.core.mutation import Mutation
 from django_faktory.core.payloads import Beat
 from django_faktory.operations import statistics
 from django_faktory.runtime.maintenance import Maintenance
-from django_faktory.store import queues, shared_reads, workers
-from django_faktory.store.jobs import bulk, scan
+from django_faktory.store import queues, scan, shared_reads, workers
+from django_faktory.store.jobs import bulk
 from django_faktory.store.statistics import bounded_counts, counts
 from tests.plans import table
 from tests.plans.recorder import Recorder

@@ -19,7 +19,7 @@ from django_faktory.runtime.maintenance import Maintenance
 from django_faktory.store import workers
 from django_faktory.store.jobs import pushes
 from django_faktory.store.maintenance import due as due_work
-from django_faktory.store.notifier.postgresql import ANY_QUEUE
+from django_faktory.store.notifier.base import ANY_QUEUE
 from tests.factories import JobFactory, WorkerFactory, payload
 from tests.waiting import wait_until
 

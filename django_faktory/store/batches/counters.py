@@ -6,7 +6,7 @@ Both happen in the transaction of the change. Code that changes a job of a batch
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Iterable, Sequence
+from collections.abc import Collection, Iterable, Sequence
 from datetime import datetime
 from typing import NamedTuple
 from uuid import uuid4
@@ -22,6 +22,7 @@ from ...core.json import jsontext
 from ...core.lifecycle import GONE, State
 from ...core.logs import get_logger
 from ...models import Batch, Job, JobQuerySet
+from .. import notifier
 from ..dialects import clock_of
 from ..dialects.base import RunningJob
 from ..jobs import unique_push
@@ -33,8 +34,6 @@ logger = get_logger(__name__)
 FIELDS = ("id", "jid", "bid", "callback_of", "has_run", "counts_failed")
 """Columns of a job that `record_changes` reads."""
 COUNTER_FIELDS = ("pending", "unrun", "failed", "open_children", "unsucceeded_children", "is_broken")
-on_callback: list[Callable[[str, set[str]], None]] = []
-"""Callbacks that receive the alias and the queues of an enqueued batch callback, after the commit."""
 
 HAS_BATCH = Q(bid__isnull=False) | Q(callback_of__isnull=False)
 
@@ -212,6 +211,5 @@ def _fire(connection: BaseDatabaseWrapper, callback_kind: Kind, batch: Batch, no
         job = parse_job(jsontext.join(description.items()))
         logger.warning("the callback's jid is another job's, it gets a new one bid=%s jid=%s", batch.bid, job.jid)
         unique_push.push(connection, [(0, job)], now, callback_of=batch.bid)
-    for callback in on_callback:
-        after_commit(connection.alias, callback, connection.alias, {job.queue})
+    after_commit(connection.alias, notifier.announce, connection.alias, {job.queue})
     return job.jid

@@ -26,6 +26,7 @@ from ...core.mutation import Mutation
 from ...core.payloads import Reservation, is_storable
 from ...errors import FaktoryError
 from ...models import Batch, Counter, Job, JobLock, JobQuerySet, Queue, Tracking
+from .. import scan
 from ..chunks import chunks
 from ..deletion import delete_locked
 from ..limits import limiters
@@ -33,7 +34,6 @@ from ..locks import locks
 from ..queues import CHUNK as QUEUES_AT_ONCE
 from ..queues import known_names, read_waiting
 from ..transactions import run
-from . import scan
 from .transitions import Change, discarded, killed, lock_rows, requeued
 
 CHUNK = 500

@@ -113,24 +113,13 @@ def killed(dead_for_s: int) -> Change:
     """
     purge_at = Now() + timedelta(seconds=dead_for_s)
 
-    def change(jobs: JobQuerySet) -> int:
-        legal = lock_rows(jobs.in_state(*sources(Event.KILL)))
-        # Read before the update: a ready job that leaves may have been the one that other jobs of its key, or a
-        # limiter, are waiting for.
-        keys, limiter_ids = locks.keys_of(legal), limiters.find_limiters_of(legal)
-        batchless, members, member_rows = counters.split_members(legal)
-        count = sum(
-            group.update(
-                state=State.DEAD, limiter=None, run_at=None, finished_at=Now(), failed_at=Now(), purge_at=purge_at
-            )
-            for group in (batchless, members)
+    def kill(jobs: JobQuerySet) -> int:
+        now = Now()
+        return jobs.update(
+            state=State.DEAD, limiter=None, run_at=None, finished_at=now, failed_at=now, purge_at=purge_at
         )
-        counters.record_all(jobs.db, member_rows, State.DEAD)
-        locks.promote_waiters_later(connections[jobs.db], keys)
-        limiters.promote_waiters_later(connections[jobs.db], limiter_ids)
-        return count
 
-    return change
+    return lambda jobs: leave(lock_rows(jobs.in_state(*sources(Event.KILL))), State.DEAD, kill)
 
 
 def discarded(jobs: JobQuerySet) -> int:
@@ -138,13 +127,22 @@ def discarded(jobs: JobQuerySet) -> int:
 
     Rows with a `result_ttl` are kept as discarded for `DISCARDED_FOR`, other rows are deleted.
     """
-    legal = lock_rows(jobs.in_state(*sources(Event.DISCARD)))
+    return leave(lock_rows(jobs.in_state(*sources(Event.DISCARD))), State.DISCARDED, _discard_rows)
+
+
+def leave(legal: JobQuerySet, to: State | None, write: Change) -> int:
+    """Change locked jobs that do not run by `write`, so that they will not run; return their number.
+
+    Then their batches are counted, and the jobs that waited behind them for a lock or a limiter become ready.
+    """
+    # Read before the change: other jobs of its key, or of a limiter, may have waited for a ready job that leaves.
+    connection = connections[legal.db]
     keys, limiter_ids = locks.keys_of(legal), limiters.find_limiters_of(legal)
     batchless, members, member_rows = counters.split_members(legal)
-    count = _discard_rows(batchless) + _discard_rows(members)
-    counters.record_all(jobs.db, member_rows, State.DISCARDED)
-    locks.promote_waiters_later(connections[jobs.db], keys)
-    limiters.promote_waiters_later(connections[jobs.db], limiter_ids)
+    count = write(batchless) + write(members)
+    counters.record_all(legal.db, member_rows, to)
+    locks.promote_waiters_later(connection, keys)
+    limiters.promote_waiters_later(connection, limiter_ids)
     return count
 
 

@@ -18,7 +18,7 @@ from ...core.logs import get_logger
 from ...core.payloads import JobPayload
 from ...errors import InvalidPayload
 from ...models import Job
-from ..jobs import scan
+from .. import scan
 from ..transactions import run
 from . import locks
 

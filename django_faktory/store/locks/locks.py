@@ -23,10 +23,10 @@ from ...core.lifecycle import State
 from ...core.logs import get_logger
 from ...core.payloads import Reservation
 from ...models import Job, JobLock, JobQuerySet
+from .. import notifier, scan
 from ..chunks import chunks
 from ..dialects import clock_of, dialect_of
 from ..dialects.base import JOB, LOCK, RunningJob, marks
-from ..jobs import scan
 from ..transactions import after_commit, retry_skipped, run
 
 logger = get_logger(__name__)
@@ -46,9 +46,6 @@ SWEEP_PORTION = 500
 KEY_CHUNK = 200
 MAX_SWEPT_PORTIONS = 40
 """Portions that one sweep reads: 20,000 blocked jobs, about 100 ms."""
-
-on_ready: list[Callable[[str, set[str]], None]] = []
-"""Callbacks with the alias and the queues in which a free lock made jobs ready, after the commit."""
 
 
 # A job blocked by a limiter counts as ready: it is first in line for its key, and the limiter makes it ready.
@@ -306,16 +303,10 @@ def keys_of(jobs: JobQuerySet) -> list[str]:
     return [key for key in blocking.order_by().values_list("lock_key", flat=True).distinct() if key]
 
 
-def keeps_others_blocked(job: Job) -> bool:
-    """Return whether a job that has no lock yet keeps the next job of its key blocked; the condition of `keys_of`."""
-    return job.state == State.ENQUEUED or (job.state == State.BLOCKED and job.limiter is not None)
-
-
 def notify_ready(connection: BaseDatabaseWrapper, queues: set[str]) -> None:
-    """Notify `on_ready` after the commit that jobs of these queues are ready."""
+    """Announce after the commit that jobs of these queues are ready."""
     if queues:
-        for callback in on_ready:
-            after_commit(connection.alias, callback, connection.alias, queues)
+        after_commit(connection.alias, notifier.announce, connection.alias, queues)
 
 
 def extend(wids: Collection[str], *, using: str) -> int:

@@ -11,6 +11,9 @@ import threading
 import time
 from abc import ABC, abstractmethod
 
+ANY_QUEUE = ""
+"""Announced instead of names: any queue may have got work."""
+
 DEBOUNCE_S = 0.010
 """A process announces a queue at most once within this time; see `publisher`."""
 

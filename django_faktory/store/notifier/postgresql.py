@@ -24,13 +24,12 @@ from .. import sharing
 from ..dialects.postgresql.pipeline import has_psycopg3
 from ..dialects.postgresql.pooler import is_pooled, process_of
 from ..outages import of_this_node
-from .base import Listener, wait_readable
+from .base import ANY_QUEUE, Listener, wait_readable
 
 logger = get_logger(__name__)
 
 CHANNEL = "django_faktory"
 MAX_NAMED = 50
-ANY_QUEUE = ""
 _TEST = "?"  # prefix of a listener's self-test; no queue name contains it
 
 TEST_TIMEOUT_S = 5.0

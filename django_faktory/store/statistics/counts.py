@@ -17,8 +17,8 @@ from django.db.models import Count, QuerySet
 
 from ...core.lifecycle import State
 from ...models import Batch, Counter, Job, Queue, WorkerProcess
+from .. import scan
 from ..dialects import dialect_of
-from ..jobs import scan
 from ..queues import Waiting
 from ..shared_reads import shared
 from ..transactions import run

@@ -7,7 +7,8 @@ from django.utils import timezone
 
 from django_faktory.core.lifecycle import State
 from django_faktory.models import Job, JobLock
-from django_faktory.store.jobs import bulk, scan
+from django_faktory.store import scan
+from django_faktory.store.jobs import bulk
 from django_faktory.store.locks import locks
 from tests.factories import T0, JobFactory
 

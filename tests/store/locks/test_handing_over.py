@@ -16,7 +16,7 @@ from django_faktory.models import Counter, Job, JobLock, WorkerProcess
 from django_faktory.store.dialects.postgresql.lock_handoff import LockHandoff
 from django_faktory.store.jobs import exchanges
 from django_faktory.store.limits import definitions
-from django_faktory.store.locks import locks
+from django_faktory.store.notifier import publisher
 from django_faktory.store.notifier.base import PollingListener
 from tests.store.locks import tasks
 from tests.store.locks.conftest import holders, jid, state_of
@@ -343,7 +343,7 @@ def test_a_worker_fetches_the_next_job_of_a_key_with_its_ack(work, state, monkey
             handed.extend(job.jid for job in result.fetched[0])
             return result
 
-    monkeypatch.setattr(locks, "on_ready", [lambda *_: [one.wake() for one in woken]])
+    monkeypatch.setattr(publisher, "_local_receivers", [lambda _: [one.wake() for one in woken]])
     pages = [tasks.by_shop.enqueue(1, page) for page in range(10)]
     woken.append(work(Watched("default"), listen=PollingListener, poll_interval=600).worker)
     for job in pages:

@@ -13,6 +13,7 @@ from django_faktory.models import Job, JobLock
 from django_faktory.store import workers
 from django_faktory.store.locks import locks
 from django_faktory.store.maintenance import due
+from django_faktory.store.notifier import publisher
 from django_faktory.store.notifier.base import PollingListener
 from tests.factories import payload
 from tests.server.conftest import connect, serve, server, transport  # noqa: F401  (fixtures)
@@ -52,7 +53,7 @@ def test_the_worker_timer_extends_a_lock_while_its_job_runs(work, state):  # noq
 def test_a_worker_fetches_the_next_job_of_a_key_without_polling(work, state, monkeypatch):  # noqa: F811
     jobs = [tasks.by_shop.enqueue(1, page) for page in range(5)]
     woken = []
-    monkeypatch.setattr(locks, "on_ready", [lambda *_: [one.wake() for one in woken]])
+    monkeypatch.setattr(publisher, "_local_receivers", [lambda _: [one.wake() for one in woken]])
     woken.append(work(listen=PollingListener, poll_interval=600).worker)
     for job in jobs:
         state(job, "succeeded")
@@ -95,7 +96,7 @@ def never_polls(settings):
 @pytest.mark.tuning(fetch_wait_s=600.0)
 def test_an_ack_wakes_a_fetch_waiting_for_the_same_key(never_polls, server, connect, monkeypatch):  # noqa: F811
     """Cases L04 and L28."""
-    monkeypatch.setattr(locks, "on_ready", [lambda _, queues: server.wake(queues)])  # as runfaktory does
+    monkeypatch.setattr(publisher, "_local_receivers", [server.wake])  # as runfaktory does
     holder, waiting = connect(wid="w1"), connect(wid="w2")
     for name in ("A", "A1"):
         assert holder.ask(f'PUSH {{"jid":"{jid(name)}","jobtype":"noop","args":[],"custom":{{"lock":true}}}}') == b"+OK"

@@ -14,9 +14,9 @@ from django.db.backends.base.base import BaseDatabaseWrapper
 from django.db.models import BooleanField, F, Func, Value
 from django.db.models.sql.compiler import SQLCompiler
 
-from ...core.lifecycle import State
-from ...models import Job, JobQuerySet
-from ..transactions import run
+from ..core.lifecycle import State
+from ..models import Job, JobQuerySet
+from .transactions import run
 
 PORTION = 2000
 
