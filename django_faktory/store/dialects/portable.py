@@ -6,15 +6,15 @@
 from __future__ import annotations
 
 from abc import abstractmethod
-from collections.abc import Callable, Collection, Sequence
-from datetime import date, datetime, timedelta
+from collections.abc import Collection, Sequence
+from datetime import date, datetime
 from typing import Any, NamedTuple
 
 from django.db.backends.base.base import BaseDatabaseWrapper
 from django.db.backends.utils import CursorWrapper
+from msgspec.structs import astuple
 
-from ...core.lifecycle import State
-from ...core.payloads import Ack, Delivery, JobPayload, Reservation
+from ...core.payloads import Ack, Delivery, Reservation
 from ..chunks import chunks
 from .base import (
     COUNTER,
@@ -31,13 +31,10 @@ from .base import (
     marks,
     utc,
 )
-from .job_columns import INSERTED, NO_OPTIONS, REPLACED
+from .job_columns import PLAIN, REPLACED, UNKEYED, new_row
 
 MAX_QUEUES = 200
 """Maximum number of queues in one count: SQLite takes 500 parts of a UNION and, before 3.32, 999 parameters."""
-
-COLUMNS, OPTIONS = 13, 3
-"""Number of columns written for a plain job, and additional ones for a job with options; others have defaults."""
 
 
 class PortableDialect(Dialect):
@@ -52,9 +49,6 @@ class PortableDialect(Dialect):
     lock_order = ""  # MariaDB locks rows in the order in which it reads them, not in that of the sorted result
     greatest, least = "GREATEST", "LEAST"
 
-    _columns = f"{INSERTED}, created_at"
-    # Only for jobs with options; a plain job has one statement text without them.
-    _optional = ", expires_at, limit_key, about"
     # `state` is last, because MariaDB's other assignments read it.
     _replaced = (*(column for column in REPLACED if column != "state"), "state")
 
@@ -70,14 +64,11 @@ class PortableDialect(Dialect):
         with connection.cursor() as cursor:
             clock = now or self.now(cursor)
             adapt = connection.ops.adapt_datetimefield_value
-            adapted = adapt(clock)
-            rows = [self._plain_values(adapt, job, clock, adapted, place) for place, job in jobs]
-            if any(job.options for _, job in jobs):
-                # One width for the whole set, so that it needs one statement text.
-                rows = [
-                    (*row, *self._option_values(adapt, job, clock)) for row, (_, job) in zip(rows, jobs, strict=True)
-                ]
-            self._write(cursor, rows)
+            created_at = adapt(clock)
+            # One width for the whole set, so that it needs one statement text.
+            width = UNKEYED if any(job.options for _, job in jobs) else PLAIN
+            rows = [astuple(new_row(job, clock, created_at, place, adapt))[:width] for place, job in jobs]
+            self.write_rows(cursor, rows, self.upsert_tail)
         return ()
 
     def lock_stored(
@@ -90,35 +81,6 @@ class PortableDialect(Dialect):
         # order.
         with connection.cursor() as cursor:
             return now or self.now(cursor), True
-
-    def _write(self, cursor: CursorWrapper, rows: Sequence[tuple[Any, ...]]) -> None:
-        """Insert the rows; MariaDB's driver turns `executemany` into one statement."""
-        cursor.executemany(self._insert(1, len(rows[0])), rows)
-
-    def _insert(self, count: int, width: int) -> str:
-        columns = self._columns if width == COLUMNS else self._columns + self._optional
-        row = f"({marks(range(width))})"
-        return f"INSERT INTO {JOB} ({columns}) VALUES {', '.join([row] * count)} {self.upsert_tail}"
-
-    def _plain_values(
-        self, adapt: Callable[[datetime | None], Any], job: JobPayload, now: datetime, adapted: Any, place: int
-    ) -> tuple[Any, ...]:
-        is_scheduled = job.at is not None and job.at > now
-        state = State.SCHEDULED if is_scheduled else State.ENQUEUED
-        # A microsecond apart, so that a set is claimed in the order of its push, not of its insertion (ADR 0030).
-        enqueued_at = None if is_scheduled else adapt(now + timedelta(microseconds=place)) if place else adapted
-        return (
-            job.jid, job.jobtype, job.queue, state, -job.priority, job.text,
-            job.retry, job.reserve_for, job.backtrace, job.result_ttl,
-            adapt(job.at) if is_scheduled else None, enqueued_at, adapted,
-        )  # fmt: skip
-
-    def _option_values(
-        self, adapt: Callable[[datetime | None], Any], job: JobPayload, now: datetime
-    ) -> tuple[Any, ...]:
-        # A lifetime starts when the job may first run, by the database's clock.
-        options = job.options or NO_OPTIONS
-        return adapt(options.expiry(max(job.at or now, now))), options.limit_key, options.about
 
     def claim(self, connection: BaseDatabaseWrapper, plan: ClaimPlan, now: datetime | None) -> list[Reservation]:
         """Reserve jobs queue by queue, then mark them with one UPDATE per wid."""

@@ -2,22 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from contextlib import AbstractContextManager
 from datetime import UTC, datetime
-from functools import cached_property
-from typing import Any
 
 from django.db.backends.base.base import BaseDatabaseWrapper
 from django.db.backends.utils import CursorWrapper
 
 from .base import JOB
 from .job_columns import replaceable
-from .portable import COLUMNS, OPTIONS, PortableDialect
+from .portable import PortableDialect
 from .write_queue import write_queue
-
-PARAMETERS = 999
-"""Limit of parameters in one INSERT: versions before 3.32 accept only 999, and larger statements are not faster."""
 
 
 class SqliteDialect(PortableDialect):
@@ -55,22 +49,6 @@ class SqliteDialect(PortableDialect):
 
     def now(self, cursor: CursorWrapper) -> datetime:  # noqa: ARG002
         return datetime.now(UTC)
-
-    def _write(self, cursor: CursorWrapper, rows: Sequence[tuple[Any, ...]]) -> None:
-        """Insert many rows with each statement: `executemany` runs one statement per row, and takes twice as long."""
-        width = len(rows[0])
-        # Statements of one size have one text each, built once; only the last one of a set is built again.
-        rows_per_statement = PARAMETERS // width
-        for start in range(0, len(rows), rows_per_statement):
-            chunk = rows[start : start + rows_per_statement]
-            statement = (
-                self._full_inserts[width] if len(chunk) == rows_per_statement else self._insert(len(chunk), width)
-            )
-            cursor.execute(statement, [value for row in chunk for value in row])
-
-    @cached_property
-    def _full_inserts(self) -> dict[int, str]:
-        return {width: self._insert(PARAMETERS // width, width) for width in (COLUMNS, COLUMNS + OPTIONS)}
 
     def await_claims(self, connection: BaseDatabaseWrapper) -> None:
         """Return at once: no claim can run while this process writes."""

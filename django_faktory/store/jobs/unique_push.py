@@ -9,25 +9,23 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from contextlib import nullcontext
-from datetime import datetime, timedelta
+from datetime import datetime
 from functools import partial
 from operator import itemgetter
-from typing import Any
 
 import msgspec
 from django.db import IntegrityError, transaction
 from django.db.backends.base.base import BaseDatabaseWrapper
 
 from ...core.lifecycle import FINISHED, LIVE, State
-from ...core.payloads import JobPayload
 from ...errors import FaktoryError, NotUnique
 from ...models import Job
 from ..batches import membership
 from ..chunks import chunks
 from ..deletion import delete_locked
 from ..dialects import clock_of, dialect_of
-from ..dialects.base import JOB, OrderedJobs, insertion_key, marks, unique_key_of
-from ..dialects.job_columns import NO_OPTIONS
+from ..dialects.base import OrderedJobs, insertion_key, unique_key_of
+from ..dialects.job_columns import NewRow, new_row
 from ..locks import locks
 
 CHUNK = 500
@@ -130,15 +128,16 @@ def _push_once(
     fresh = [(place, job) for place, job in placed_jobs if not _must_keep(stored.get(job.jid))]
     refusals = membership.admit(connection, [job for _, job in fresh], clock)
     holders = _find_holders(connection, keys)
-    rows: list[_NewRow] = []
+    rows: list[NewRow] = []
     adapt = connection.ops.adapt_datetimefield_value
+    created_at = adapt(clock)
     lock_queue = locks.LockQueue(
         connection, {job.options.lock_key for _, job in fresh if job.options and job.options.lock_key}
     )
     for place, job in sorted(fresh, key=itemgetter(0)):  # the first of each key wins
         if job.jid in refusals:
             continue
-        row = _build_row(job, clock, clock + timedelta(microseconds=place), adapt)
+        row = new_row(job, clock, created_at, place, adapt)
         if row.unique_key and holders.setdefault(row.unique_key, job.jid) != job.jid:
             refusals[job.jid] = NotUnique(job.jid)
             continue
@@ -215,84 +214,14 @@ def _find_holders(connection: BaseDatabaseWrapper, keys: Sequence[str]) -> dict[
     return {key: jid for chunk in chunks(keys, CHUNK) for key, jid in jid_by_key.filter(unique_key__in=chunk) if key}
 
 
-def _replace(
-    connection: BaseDatabaseWrapper, finished: Sequence[int], rows: Sequence[_NewRow], chunk_size: int
-) -> None:
+def _replace(connection: BaseDatabaseWrapper, finished: Sequence[int], rows: Sequence[NewRow], chunk_size: int) -> None:
     """Delete the finished rows with the same jids, then insert the new rows in insertion order."""
     for chunk in chunks(sorted(finished), chunk_size):
         delete_locked(Job.objects.using(connection.alias).filter(pk__in=chunk).in_state(*FINISHED))
     if not rows:
         return
-    columns = msgspec.structs.fields(_NewRow)
     # Not `bulk_create`: it takes 200 µs of CPU for each job, during which SQLite's other writers wait.
-    insert = f"INSERT INTO {JOB} ({', '.join(column.name for column in columns)}) VALUES "
-    row_marks = f"({marks(columns)})"
     ordered = sorted(rows, key=lambda row: insertion_key(row.jid, row.unique_key))
-    rows_at_once = min(chunk_size, (connection.features.max_query_params or chunk_size * len(columns)) // len(columns))
     with connection.cursor() as cursor:
-        for portion in chunks(ordered, rows_at_once):
-            values = [msgspec.structs.astuple(row) for row in portion]
-            cursor.execute(insert + ", ".join([row_marks] * len(values)), [value for row in values for value in row])
-
-
-class _NewRow(msgspec.Struct):
-    """The columns of a new job; missing columns have defaults in the database."""
-
-    jid: str
-    jobtype: str
-    queue: str
-    state: str
-    sort_priority: int
-    payload: str
-    retry: int
-    reserve_for: int
-    backtrace: int
-    result_ttl: int | None
-    created_at: Any
-    run_at: Any
-    enqueued_at: Any
-    expires_at: Any
-    unique_key: str | None
-    unique_expires_at: Any
-    unique_until_start: bool
-    lock_key: str | None
-    limit_key: str | None
-    bid: str | None
-    about: str | None
-    attempt: int = 0
-    callback_of: str | None = None
-
-
-def _build_row(
-    job: JobPayload, now: datetime, enqueued_at: datetime, adapt: Callable[[datetime | None], Any]
-) -> _NewRow:
-    """Return the new row. Within a set, `enqueued_at` grows by a microsecond per job.
-
-    Rows are inserted in the order of jids and keys, so only `enqueued_at` keeps the order in which they were pushed.
-    `adapt` turns a time into the database's form.
-    """
-    options = job.options or NO_OPTIONS
-    due_at = job.at if job.at and job.at > now else None
-    return _NewRow(
-        jid=job.jid,
-        jobtype=job.jobtype,
-        queue=job.queue,
-        state=str(State.SCHEDULED if due_at else State.ENQUEUED),
-        sort_priority=-job.priority,
-        payload=job.text,
-        retry=job.retry,
-        reserve_for=job.reserve_for,
-        backtrace=job.backtrace,
-        result_ttl=job.result_ttl,
-        created_at=adapt(now),
-        run_at=adapt(due_at),
-        enqueued_at=adapt(None if due_at else enqueued_at),
-        expires_at=adapt(options.expiry(due_at or now)),
-        unique_key=options.unique_key,
-        unique_expires_at=adapt(options.unique_ends(due_at or now)),
-        unique_until_start=options.unique_until_start,
-        lock_key=options.lock_key,
-        limit_key=options.limit_key,
-        bid=options.bid,
-        about=options.about,
-    )
+        for portion in chunks(ordered, chunk_size):
+            dialect_of(connection).write_rows(cursor, [msgspec.structs.astuple(row) for row in portion])

@@ -5,8 +5,7 @@ from django.db import connection
 from django.test.utils import CaptureQueriesContext
 
 from django_faktory.models import Job
-from django_faktory.store.dialects.portable import COLUMNS, OPTIONS
-from django_faktory.store.dialects.sqlite import PARAMETERS
+from django_faktory.store.dialects.job_columns import PLAIN, UNKEYED
 from django_faktory.store.jobs import pushes
 from tests.factories import payload
 from tests.settings import KIND
@@ -14,9 +13,9 @@ from tests.settings import KIND
 pytestmark = [pytest.mark.skipif(KIND != "sqlite", reason="about SQLite"), pytest.mark.django_db]
 
 
-@pytest.mark.parametrize(("custom", "columns"), [({}, COLUMNS), ({"expires_in": 60}, COLUMNS + OPTIONS)])
+@pytest.mark.parametrize(("custom", "columns"), [({}, PLAIN), ({"expires_in": 60}, UNKEYED)])
 def test_a_large_push_is_split_at_the_parameter_limit(custom, columns):
-    most = PARAMETERS // columns
+    most = connection.features.max_query_params // columns
     many = [payload(custom=custom) for _ in range(2 * most)] + [payload()]
     with CaptureQueriesContext(connection) as queries:
         pushes.push(many, using="default")
