@@ -160,7 +160,7 @@ def _build_form(request: HttpRequest, job: Job, args: str, kwargs: str) -> Argum
     if "args" in request.POST or request.GET.get("as") == "json":
         return None
     task, stored = find_task(job.jobtype), (decode(args), decode(kwargs))
-    if task is None or is_encrypted(stored[0]) or bind(task, *stored) is None:
+    if task is None or not isinstance(stored[0], list) or is_encrypted(stored[0]) or bind(task, *stored) is None:
         return None
     return ArgumentsForm(task, request.POST if request.method == "POST" else None, stored=stored)
 
