@@ -9,7 +9,8 @@ from django.db.models.base import ModelState
 from factory.django import DjangoModelFactory
 
 from django_faktory.core import payloads
-from django_faktory.models import Job, Queue, WorkerProcess
+from django_faktory.models import Job, JobLock, Queue, WorkerProcess
+from django_faktory.models.cron import CronEntry
 
 T0 = datetime(2026, 5, 1, 12, 0, tzinfo=UTC)
 """A fixed time for tests that pass `now`."""
@@ -111,3 +112,27 @@ class WorkerFactory(DjangoModelFactory):
     wid = factory.Sequence(lambda n: f"wid-{n}")
     hostname = "localhost"
     pid = 1
+
+
+class CronFactory(DjangoModelFactory):
+    class Meta:
+        model = CronEntry
+
+    name = factory.Sequence(lambda n: f"entry{n}")
+    schedule = "0 3 * * *"
+    zone = "UTC"
+    jobtype = "noop"
+
+
+class LockFactory(DjangoModelFactory):
+    """A lock whose lease has ended."""
+
+    class Meta:
+        model = JobLock
+
+    key = factory.Sequence(lambda n: f"key{n}")
+    jid = factory.Sequence(lambda n: f"job-of-lock{n}")
+    attempt = 1
+    wid = "w1"
+    lease = timedelta(seconds=35)
+    acquired_at = expires_at = T0

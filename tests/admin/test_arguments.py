@@ -70,12 +70,6 @@ def test_arguments_of_an_unknown_task_are_shown_as_json(admin_client):
     assert "&quot;word&quot;" in shown(admin_client, job).content.decode()
 
 
-@pytest.mark.parametrize("text", ["no json", "[]", '{"args":7}', '{"args":[],"custom":{"kwargs":7}}'])
-def test_a_job_of_a_known_task_with_malformed_texts_is_shown(admin_client, text):
-    job = JobFactory(jobtype=echo.jobtype, payload=text)
-    assert table(admin_client, job) == []
-
-
 def test_encrypted_arguments_get_no_names(admin_client):
     job = job_of(echo, {"$encrypted": "gAAAA" + "x" * 200})
     assert table(admin_client, job) == []

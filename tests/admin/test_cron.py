@@ -206,10 +206,3 @@ def test_an_unparsable_schedule_is_reported_and_breaks_no_page(admin_client, ent
     CronEntry.objects.update(schedule="61 * * * *", problem="in English", next_at=None)
     for text in (page(admin_client, "changelist"), page(admin_client, "change", entry.pk)):
         assert "minute: expected 0-59" in text
-
-
-def test_all_errors_of_the_form_are_shown_at_once(admin_client):
-    form = {**NEW, "schedule": "every hour", "zone": "Europe/Berln", "args": "[1,", "kwargs": "{}"}
-    answer = admin_client.post(reverse("admin:django_faktory_cronentry_add"), form)
-    assert set(answer.context["adminform"].form.errors) == {"schedule", "zone", "args"}
-    assert not CronEntry.objects.exists()

@@ -7,7 +7,7 @@ from django.contrib.admin.models import LogEntry
 from django.urls import reverse
 
 from django_faktory.core.limits import Allowance
-from django_faktory.models import Job, Limit
+from django_faktory.models import Limit
 from django_faktory.store.limits import definitions
 from django_faktory.store.limits.definitions import LimitDefinition
 from tests.admin.pages import words
@@ -131,15 +131,6 @@ def test_the_pause_action_rejects_limits_of_queues(admin_client, node):
     page = admin_client.post(reverse(LIMITS), {"action": "pause", "_selected_action": [one.pk]}, follow=True)
     assert "only tasks are paused here" in words(page)
     assert Limit.objects.get().paused_at is None
-
-
-def test_the_page_of_a_blocked_job_shows_its_limit(admin_client, node):
-    limit("task", "noop", 1)
-    node.push(*"ab")
-    node.fetch(2)
-    job = Job.objects.get(state="blocked")
-    page = words(admin_client.get(reverse("admin:django_faktory_job_change", args=[job.pk])))
-    assert "task noop" in page
 
 
 def test_list_and_page_of_a_queue_show_and_link_its_limit(admin_client, node):

@@ -68,9 +68,3 @@ def test_lists_show_the_beginning_of_long_arguments_and_read_no_more(admin_clien
             assert '[4711,"yyyy' in words(page)
     whole = [one["sql"] for one in captured if '"django_faktory_job"."payload",' in one["sql"].replace("`", '"')]
     assert [sql for sql in whole if "SUBSTR" not in sql.upper()] == []
-
-
-@pytest.mark.parametrize("payload", ["", "{", "[]", "null", '{"args":7}', '{"custom":"x"}'])
-def test_a_job_with_malformed_json_is_listed(admin_client, payload):
-    JobFactory(dead=True, errtype="shop.Timeout", payload=payload, failure="{")
-    assert all(pages(admin_client))

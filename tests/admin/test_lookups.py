@@ -13,10 +13,10 @@ from django.test.utils import CaptureQueriesContext
 from django.urls import reverse
 from django.utils.http import urlencode
 
-from django_faktory.models import Batch, JobLock, Limit, OutboxEntry
-from django_faktory.models.cron import CronEntry, CronRun
+from django_faktory.models import Batch, Limit, OutboxEntry
+from django_faktory.models.cron import CronRun
 from tests.examples import examples
-from tests.factories import T0, JobFactory, QueueFactory, WorkerFactory
+from tests.factories import T0, CronFactory, JobFactory, LockFactory, QueueFactory, WorkerFactory
 
 pytestmark = [pytest.mark.once_if_quick, pytest.mark.django_db, pytest.mark.once]
 
@@ -57,12 +57,9 @@ def rows(db):
         QueueFactory(name=f"queue-{name}")
         WorkerFactory(wid=f"wid-{name}", hostname=name, beat_at=T0)
         Batch.objects.create(bid=f"bid-{name}", description=name, success=text, complete=text)
-        entry = CronEntry.objects.create(
-            name=f"cron-{name}", schedule="* * * * *", zone="UTC", jobtype="t", args=f'["{SECRET}{name}"]', next_at=T0
-        )
+        entry = CronFactory(name=f"cron-{name}", args=f'["{SECRET}{name}"]', next_at=T0)
         CronRun.objects.create(entry=entry, tick=T0, jid=job.jid, outcome="enqueued", note=name)
-        lock = {"attempt": 1, "wid": f"wid-{name}", "lease": T0 - T0, "acquired_at": T0, "expires_at": T0}
-        JobLock.objects.create(key=f"key-{name}", jid=job.jid, **lock)
+        LockFactory(key=f"key-{name}", jid=job.jid, wid=f"wid-{name}")
         Limit.objects.create(scope="task", name=f"task-{name}", concurrency=1)
         OutboxEntry.objects.create(jid=f"out-{name}", queue=f"queue-{name}", job=text, error=f"refused {name}")
 

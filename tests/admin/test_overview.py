@@ -13,9 +13,9 @@ from django_faktory.admin import base
 from django_faktory.admin.overview import charts, data
 from django_faktory.admin.overview.charts import Point
 from django_faktory.core.histograms import Series
-from django_faktory.models import Counter, Job, Limit, OutboxEntry, Queue, WorkerProcess
+from django_faktory.models import Counter, Job, Limit, OutboxEntry, Queue
 from django_faktory.operations import alarms, error_groups
-from django_faktory.store import queues, shared_reads
+from django_faktory.store import queues
 from django_faktory.store.limits import definitions
 from django_faktory.store.statistics import counts, histograms
 from tests.factories import JobFactory, QueueFactory, WorkerFactory
@@ -142,30 +142,6 @@ def test_the_fullest_of_many_queues_are_shown():
     assert (len(read.queues), read.hidden_queues) == (data.QUEUES_SHOWN, 5)
 
 
-@pytest.mark.django_db(transaction=True)  # in a transaction, counts are not shared by the parts of the page
-def test_the_page_takes_the_same_few_queries_whatever_the_number_of_rows(admin_client):
-    def count_queries():
-        seen(admin_client)  # Django caches content types and the like
-        shared_reads.forget()
-        with CaptureQueriesContext(connection) as caught:
-            seen(admin_client)
-        return sum(" FROM " in query["sql"] for query in caught)
-
-    now = timezone.now()
-    # 16, and two of Django: the session and the user.
-    assert count_queries() <= 18
-    for number in range(30):
-        QueueFactory(name=f"q{number}")
-        JobFactory.create_batch(2, queue=f"q{number}", enqueued_at=now)
-        JobFactory(dead=True, errtype=f"E{number}")
-        JobFactory(retries=True, errtype=f"E{number}", run_at=now + timedelta(seconds=30))
-        JobFactory(scheduled=True, run_at=now + timedelta(seconds=30))
-        JobFactory(working=True, wid=f"wid-of-{number}")
-        WorkerFactory(wid=f"wid-of-{number}", hostname="app", pid=number, seen_at=now, beat_at=now)
-    # The jobs of the workers, and the names of workers below the first ten.
-    assert count_queries() <= 20
-
-
 def test_charts_sum_up_minutes_and_days():
     now = timezone.now()
     passed = Series(succeeded=3, failed=1)
@@ -219,14 +195,6 @@ def test_error_messages_that_differ_only_in_numbers_are_normalized_equally(messa
 )
 def test_the_message_is_extracted_from_a_possibly_truncated_failure(failure, message):
     assert error_groups.extract_message(failure) == message
-
-
-def test_viewing_the_page_changes_no_worker_row(admin_client):
-    JobFactory()
-    WorkerFactory()
-    before = list(WorkerProcess.objects.values())
-    seen(admin_client, PART)
-    assert list(WorkerProcess.objects.values()) == before
 
 
 @pytest.mark.django_db(transaction=True)

@@ -91,23 +91,6 @@ def call(form):
     return form.args, form.kwargs
 
 
-def kinds(form):
-    return {name: type(field).__name__.strip("_") for name, field in form.fields.items()}
-
-
-def test_each_annotation_has_a_field_of_its_type():
-    assert kinds(ArgumentsForm(typed)) == {
-        "count": "IntegerField", "ratio": "FloatField", "name": "TextField", "flag": "BooleanField",
-        "note": "TextField", "mode": "ChoiceField", "colour": "ChoiceField", "day": "ReferenceField",
-        "at": "ReferenceField", "price": "ReferenceField", "mark": "ReferenceField", "pause": "ReferenceField",
-        "rest": "JsonField",
-    }  # fmt: skip
-    assert kinds(ArgumentsForm(plain)) == {"value": "JsonField"}
-    assert kinds(ArgumentsForm(deliver)) == dict.fromkeys(
-        ("order", "address", "parcels", "express", "options"), "JsonField"
-    )
-
-
 def test_defaults_are_shown_and_left_out_of_the_call():
     form = ArgumentsForm(typed)
     assert form.initial["ratio"] == 0.5
@@ -332,12 +315,6 @@ def test_a_task_is_run_with_typed_arguments_and_options(admin_client, django_use
     assert entry.change_message.endswith(": manually")
 
 
-def test_a_task_runs_in_its_own_queue_without_options(admin_client):
-    assert admin_client.post(run_url(add), {"arg-a": "1", "arg-b": "2"}).status_code == 302
-    job = Job.objects.get()
-    assert (job.queue, job.state, job.priority, call_of(job)) == ("default", "enqueued", 0, ([1, 2], {}))
-
-
 def test_all_errors_of_arguments_and_options_are_shown_at_once(admin_client):
     options = {"job-queue": "no queue", "job-priority": "101", "job-run_at": "0001-01-01T00:00"}
     answer = admin_client.post(run_url(needs_all), {"arg-a": "x", **options})
@@ -369,12 +346,6 @@ def test_a_job_that_is_not_unique_is_refused(admin_client):
     assert answer.status_code == 200
     assert answer.context["problem"]
     assert Job.objects.count() == 1
-
-
-def test_a_form_that_is_sent_twice_enqueues_two_jobs(admin_client):
-    for _ in range(2):
-        admin_client.post(run_url(noop))
-    assert Job.objects.count() == 2
 
 
 def test_without_permission_to_see_jobs_the_user_returns_to_the_form(client):

@@ -14,7 +14,7 @@ from django_faktory.admin.base import CappedPaginator
 from django_faktory.admin.jobs.changelist import JobAdmin
 from django_faktory.models import Batch, Job, JobLock, OutboxEntry
 from django_faktory.models.cron import CronEntry, CronRun
-from tests.factories import T0, JobFactory, QueueFactory, WorkerFactory
+from tests.factories import T0, CronFactory, JobFactory, LockFactory, QueueFactory, WorkerFactory
 
 pytestmark = [pytest.mark.once_if_quick, pytest.mark.django_db]
 
@@ -38,11 +38,10 @@ def make(first, last):
         QueueFactory(name=f"queue{number}")
         WorkerFactory(wid=f"wid{number}", beat_at=T0)
         Batch.objects.create(bid=f"b{number}", parent_bid="root", depth=1)
-        entry = CronEntry.objects.create(name=f"cron{number}", schedule="* * * * *", zone="UTC", jobtype="x")
+        entry = CronFactory(name=f"cron{number}")
         CronRun.objects.create(entry=entry, tick=T0, jid=job.jid, outcome="enqueued")
         CronRun.objects.create(entry=CronEntry.objects.get(name="cron0"), jid=job.jid, outcome="enqueued")
-        lock = {"attempt": 1, "wid": job.wid, "lease": T0 - T0, "acquired_at": T0, "expires_at": T0}
-        JobLock.objects.create(key=f"k{number}", jid=job.jid, **lock)
+        LockFactory(jid=job.jid, wid=job.wid)
         OutboxEntry.objects.create(jid=f"out{number}", queue=f"queue{number}", job="{}", error="no room")
 
 

@@ -15,10 +15,9 @@ from django.test import Client
 from django.urls import reverse
 from django.utils import timezone
 
-from django_faktory.models import Job, JobLock, Queue
-from django_faktory.models.cron import CronEntry
+from django_faktory.models import Job, Queue
 from django_faktory.operations import bulk
-from tests.factories import T0, JobFactory, QueueFactory, WorkerFactory
+from tests.factories import T0, CronFactory, JobFactory, LockFactory, QueueFactory, WorkerFactory
 
 pytestmark = [pytest.mark.once_if_quick, pytest.mark.django_db(transaction=True)]
 
@@ -156,13 +155,10 @@ def test_a_paused_quieted_or_released_row_is_reported_to_the_second_user(two):
     assert line.startswith("Quiet requested for 1 worker: ")
     assert line.endswith("1 skipped: already in this state, or stopping.")
     assert [*LogEntry.objects.order_by("pk").values_list("object_id", flat=True)] == ["mail", "w1", "w2"]
-    entry = CronEntry.objects.create(name="nightly", schedule="0 3 * * *", zone="UTC", jobtype="noop", next_at=T0)
+    entry = CronFactory(name="nightly", next_at=T0)
     assert post(ada, address("cronentry_act", entry.pk, "pause")) == "Nightly: paused."
     assert post(grace, address("cronentry_act", entry.pk, "pause")) == "Nightly: was paused already."
-    lock = JobLock.objects.create(
-        key="order 7", jid="none", attempt=1, wid="w1", lease=timezone.timedelta(seconds=35), acquired_at=T0,
-        expires_at=T0,
-    )  # fmt: skip
+    lock = LockFactory()
     locks = address("joblock_changelist")
     assert "Released 1 lock." in post(ada, locks, action="release", _selected_action=lock.pk, confirmed="yes")
     assert "Released 0 locks." in post(grace, locks, action="release", _selected_action=lock.pk, confirmed="yes")
@@ -178,7 +174,7 @@ def log_in_again(client, answer):
 def test_an_action_after_the_end_of_the_session_is_not_executed_and_leads_back(two):
     ada, _ = two
     job = JobFactory(dead=True)
-    entry = CronEntry.objects.create(name="nightly", schedule="0 3 * * *", zone="UTC", jobtype="noop", next_at=T0)
+    entry = CronFactory(name="nightly", next_at=T0)
     for path in (
         address("job_act", job.pk, "retry"), address("job_act", job.pk, "discard"), address("job_try", job.pk),
         address("cronentry_act", entry.pk, "run_now"), address("task_pause"), address("job_all_step"),

@@ -63,12 +63,6 @@ def fail(jid, errtype="E", message="m", backtrace=""):
 # --- the verbs ---
 
 
-def test_a_single_job_is_pushed_verbatim():
-    one = job(args=[1.5, "é", None])
-    with Talk(session((push(one), OK))) as broker:
-        assert broker.push([one]) == [None]
-
-
 def test_several_jobs_are_pushed_in_one_pushb_with_a_result_each():
     """W12: one reply names the refused jobs, and each caller gets its result."""
     jobs = [job(f"job-000{number}") for number in range(3)]
@@ -79,14 +73,6 @@ def test_several_jobs_are_pushed_in_one_pushb_with_a_result_each():
         assert isinstance(second, CommandRefused)
         assert str(second) == "no such queue"
         assert broker.push(jobs) == [None] * 3
-
-
-def test_empty_calls_send_no_commands():
-    with Talk() as broker:
-        assert broker.push([]) == []
-        assert broker.fetch([]) == []
-        assert broker.lost(["w"]) == 0
-        broker.bye(["w"])
 
 
 def test_a_large_push_is_split_into_several_pushb_commands():
@@ -177,13 +163,6 @@ def test_a_fetch_reply_that_is_not_a_job_raises_protocol_error(reply):
         broker.fetch([ANY])
 
 
-def test_each_request_is_sent_as_a_separate_fetch():
-    exchanges = [(b"FETCH a\r\n", NULL), (b"FETCH b c\r\n", resp.bulk('{"jid":"job-0001","queue":"c"}'))]
-    with Talk(session(*exchanges)) as broker:
-        found = broker.fetch([FetchRequest(queues=("a",)), FetchRequest(queues=("b", "c"))])
-    assert [[got.jid for got in one] for one in found] == [[], ["job-0001"]]
-
-
 def test_a_refused_fetch_raises_command_refused_with_the_reason():
     said = b"-ERR must call fetch with at least one queue\r\n"
     with Talk(session((b"FETCH default\r\n", said))) as broker, pytest.raises(CommandRefused, match="must call fetch"):
@@ -266,11 +245,6 @@ def test_an_info_reply_of_another_shape_raises_protocol_error(reply):
 
 
 # --- identity
-
-
-def test_hello_is_sent_at_once_with_the_worker_identity():
-    with Talk(session(hello=MY_HELLO)) as broker:
-        broker.hello(ME)
 
 
 def test_a_second_hello_registers_the_worker_again():

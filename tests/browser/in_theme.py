@@ -57,21 +57,6 @@ def test_a_list_action_is_selected_and_executed(screen, width):
     assert seen.complaints == []
 
 
-def test_a_destructive_action_requires_confirmation(screen):
-    fill()
-    seen = screen()
-    page = seen.page
-    seen.go("/admin/django_faktory/job/?q=error:Declined")
-    page.locator("input.action-select").first.check()
-    page.locator("select[name=action]").select_option("discard")
-    page.get_by_role("button", name=GO).click()
-    seen.sees("Discard 1 job?")
-    seen.keep("asked")
-    page.get_by_role("button", name="Yes, discard").click()
-    seen.sees("Discarded 1 job.")
-    assert seen.complaints == []
-
-
 def address_of(row):
     return f"{PATH}{row._meta.model_name}/{row.pk}/change/"
 

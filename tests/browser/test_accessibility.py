@@ -2,7 +2,7 @@
 
 import pytest
 
-from django_faktory.models import Job, Queue
+from django_faktory.models import Job
 from tests.browser.test_pages import fill, pages
 
 pytestmark = [pytest.mark.slow, pytest.mark.once]
@@ -103,21 +103,4 @@ def test_an_error_group_is_tested_and_retried_by_keyboard(screen):
     keyboard.press("Yes, retry now 24 jobs")
     seen.sees("Done.")
     assert Job.objects.in_state("retries").filter(errtype="requests.exceptions.Timeout").count() == 24
-    assert seen.complaints == []
-
-
-def test_a_queue_is_paused_and_resumed_by_keyboard(screen):
-    fill()
-    seen = screen()
-    keyboard = Keyboard(seen)
-    seen.go(PATH + "queue/")
-    keyboard.press("mail")
-    keyboard.write("Reason", "their upkeep")
-    keyboard.press("Pause")
-    seen.sees("Paused: 1 queue.")
-    assert Queue.objects.get(name="mail").paused_at
-    seen.go(PATH + "queue/mail/change/")
-    keyboard.press("Resume")
-    seen.sees("Resumed: 1 queue.")
-    assert not Queue.objects.get(name="mail").paused_at
     assert seen.complaints == []

@@ -1,23 +1,8 @@
 """The overview in a browser: a button ends an alarm, and the page says when its numbers are old."""
 
 import pytest
-from django.utils import timezone
-
-from django_faktory.models import Queue
-from tests.factories import JobFactory, QueueFactory
 
 pytestmark = [pytest.mark.slow, pytest.mark.once]
-
-
-def test_one_click_resumes_a_paused_queue(screen):
-    QueueFactory(name="mail", paused_at=timezone.now())
-    JobFactory(queue="mail", enqueued_at=timezone.now())
-    seen = screen()
-    seen.sees("Queue mail is paused; waiting: 1")
-    seen.page.get_by_role("button", name="Resume queue").click()
-    seen.page.get_by_text("Resumed").first.wait_for()
-    assert Queue.objects.get().paused_at is None
-    assert seen.complaints == []
 
 
 def test_the_page_says_that_the_session_has_ended(screen):

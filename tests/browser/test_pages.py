@@ -24,7 +24,7 @@ from django_faktory.store.statistics import histograms
 from example_project.shop.models import Order
 from example_project.shop.tasks import send_invoice
 from tests.contrib.gearmonkey.conftest import own_server, redis, server  # noqa: F401  (fixtures)
-from tests.factories import JobFactory, QueueFactory, WorkerFactory
+from tests.factories import CronFactory, JobFactory, LockFactory, QueueFactory, WorkerFactory
 
 pytestmark = [pytest.mark.slow, pytest.mark.once]
 
@@ -149,15 +149,10 @@ def fill():
         for parcel in (1, 2):
             with Batch(description=f"parcel {parcel}", complete=send_invoice.callback(1)):
                 send_invoice.enqueue(parcel)
-    JobLock.objects.create(
-        key="order 7", jid="some-job", attempt=1, wid="app-1-w1", lease=timedelta(seconds=35), acquired_at=now,
-        expires_at=now,
-    )  # fmt: skip
+    LockFactory(key="order 7", wid="app-1-w1", acquired_at=now, expires_at=now)
     definitions.save_limit("task", NARROW, Allowance(concurrency=3, rate=5, burst=10), using="default")
     definitions.save_limit("queue", "mail", Allowance(concurrency=20), using="default")
-    CronEntry.objects.create(
-        name="nightly report", schedule="0 3 * * *", zone="UTC", jobtype="shop.tasks.daily_report", next_at=now
-    )
+    CronFactory(name="nightly report", jobtype="shop.tasks.daily_report", next_at=now)
     return order
 
 
@@ -252,14 +247,6 @@ def check_charts(charts):
         titles = [BAR.sub(r"\1 \2 \3", title.replace(",", "")) for title in chart["titles"]]
         texts = [text.replace(",", "") for text in chart["texts"]]
         assert [title for title in titles if title not in texts and not title.endswith(" 0 0")] == []
-
-
-def test_titles_of_a_job_and_a_worker_have_their_names(screen):
-    addresses = pages(fill())
-    seen = screen()
-    for name, title in (("job", "shop.tasks.call_webhook"), ("worker", "app-1")):
-        seen.go(f"{PATH}{addresses[name]}")
-        assert title in seen.page.locator("h1").inner_text()
 
 
 def test_dead_jobs_can_be_retried_without_javascript(screen):

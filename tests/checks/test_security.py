@@ -124,16 +124,6 @@ def test_allowing_the_flush_command_is_a_warning():
 
 
 @pytest.mark.parametrize(
-    ("key", "value"),
-    [("PASSWORD_TRIES", -1), ("PASSWORD_TRIES", True), ("REFUSED_COMMANDS", ["PUSH"]), ("REFUSED_COMMANDS", "MUTATE")],
-)
-def test_an_invalid_security_setting_is_an_error(key, value):
-    with override_settings(FAKTORY={key: value}):
-        [message] = [message for message in run_checks() if message.id == "django_faktory.E002"]
-    assert key in message.msg
-
-
-@pytest.mark.parametrize(
     ("host", "is_near"), [("", False), ("::1", True), ("::ffff:10.0.0.1", False), ("LOCALHOST", True)]
 )
 def test_loopback_hosts_are_recognized(host, is_near):

@@ -89,6 +89,13 @@ def test_an_unknown_key_is_an_error_that_suggests_the_nearest():
         ("BIND", "localhost:99999"),
         ("BIND", 7419),
         ("PASSWORD", None),
+        ("PASSWORD_TRIES", -1),
+        ("PASSWORD_TRIES", True),
+        ("REDACT", 5),
+        ("REDACT", "no.such.function"),
+        ("REDACT", "tests.project.redacting.SEEN"),
+        ("REFUSED_COMMANDS", ["PUSH"]),
+        ("REFUSED_COMMANDS", "MUTATE"),
         ("TLS_CERT", None),
         ("TLS_KEY", 5),
         ("COMMAND_TIMEOUT", 0),
@@ -159,11 +166,6 @@ def test_valid_values_pass_the_check():
             "BEAT_INTERVAL": 0.5,
         }
     ):
-        assert ids() == []
-
-
-def test_a_broker_can_be_set_by_its_dotted_class_path():
-    with override_settings(FAKTORY={"BROKER": "django_faktory.brokers.orm.OrmBroker"}):
         assert ids() == []
 
 

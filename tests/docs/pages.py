@@ -6,7 +6,6 @@ from typing import NamedTuple
 
 ROOT = Path(__file__).resolve().parents[2]
 DOCS = ROOT / "docs"
-REFERENCE = DOCS / "reference"
 FENCE = re.compile(r"^```.*?^```$", flags=re.MULTILINE | re.DOTALL)
 
 

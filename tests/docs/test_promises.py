@@ -25,11 +25,6 @@ def names_in(path):
     return {one.name for one in ast.walk(tree) if isinstance(one, ast.FunctionDef | ast.AsyncFunctionDef)}
 
 
-def test_the_promises_table_has_unique_rows():
-    assert len(promises()) > 20
-    assert len(set(promises())) == len(promises())
-
-
 @pytest.mark.parametrize(("promise", "cell"), promises(), ids=[promise[:60] for promise, _ in promises()])
 def test_a_promise_names_tests_that_exist(promise, cell):
     named = NAMED.findall(cell)

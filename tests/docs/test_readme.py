@@ -35,7 +35,3 @@ def test_supported_versions_equal_the_package_metadata():
     for django in re.findall(r"Framework :: Django :: ([\d.]+)", declared):
         assert django in supported
     assert project["requires-python"] == ">=" + re.search(r"Python ([\d.]+) to", supported)[1]
-
-
-def test_the_readme_names_the_command_that_runs_the_tests():
-    assert "$ make test\n" in section(README, "## Tests")

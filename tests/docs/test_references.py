@@ -13,7 +13,7 @@ import django_faktory
 from django_faktory import conf, errors, testing
 from django_faktory.core import locket
 from django_faktory.core.cron import Cron
-from django_faktory.tasks.base import FaktoryTask, JobContext, TaskOptions, task
+from django_faktory.tasks.base import FaktoryTask, JobContext, TaskOptions
 from tests.docs.pages import ROOT, first_cells, section, text_of
 
 pytestmark = pytest.mark.core
@@ -59,11 +59,6 @@ def test_the_options_page_lists_the_fields_of_cron():
     assert {
         field for field in Cron.__dataclass_fields__ if f"`{field}`" not in documented and field != "schedule"
     } == set()
-
-
-def test_an_undocumented_task_option_is_rejected():
-    with pytest.raises(TypeError, match="unexpected option 'nonsense'"):
-        task(nonsense=1)(test_an_undocumented_task_option_is_rejected)
 
 
 # Settings

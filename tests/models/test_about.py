@@ -107,16 +107,6 @@ def test_a_job_about_an_object_runs_like_any_other(mark):
     assert Job.objects.about(mark).succeeded().count() == 1
 
 
-def test_a_plain_push_does_not_insert_the_about_column():
-    """The INSERT does not name the column, except where it replaces a row."""
-    with CaptureQueriesContext(
-        connection,
-    ) as queries:
-        pushes.push([payload()], using="default")
-    inserts = [query["sql"] for query in queries if "INSERT" in query["sql"]]
-    assert all("about" not in sql.partition("ON CONFLICT")[0].partition("ON DUPLICATE")[0] for sql in inserts)
-
-
 # --- on the object's page
 
 

@@ -17,7 +17,7 @@ from django_faktory.models import Batch, Job, Queue
 from django_faktory.models.job import RECENT
 from django_faktory.store import notifier
 from django_faktory.store.batches import batches
-from django_faktory.store.jobs import bulk, pushes
+from django_faktory.store.jobs import pushes
 from tests.factories import T0, JobFactory, QueueFactory, payload
 from tests.project.tasks import add
 
@@ -281,15 +281,6 @@ def test_a_bulk_verb_changes_and_counts_only_eligible_jobs(verb):
 @pytest.mark.parametrize("verb", BECOMES)
 def test_bulk_verbs_are_not_available_on_the_manager(verb):
     assert not hasattr(Job.objects, verb)
-
-
-def test_a_bulk_verb_works_in_bounded_steps(monkeypatch):
-    Job.objects.bulk_create(JobFactory.many(bulk.CHUNK + 1, dead=True))
-    sizes = []
-    change = bulk._change
-    monkeypatch.setattr(bulk, "_change", lambda jobs, verb: sizes.append(jobs.count()) or change(jobs, verb))
-    assert Job.objects.dead().retry() == bulk.CHUNK + 1
-    assert sizes == [bulk.CHUNK, 1]
 
 
 def test_a_bulk_verb_on_a_slice_changes_only_that_slice():

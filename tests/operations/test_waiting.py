@@ -10,11 +10,11 @@ from django.urls import reverse
 from django.utils import timezone
 
 from django_faktory.core.payloads import failure
-from django_faktory.models import Job, JobLock, Queue
+from django_faktory.models import Job, Queue
 from django_faktory.operations import waiting
 from django_faktory.store.limits import definitions
 from tests.admin.pages import words
-from tests.factories import JobFactory, QueueFactory, WorkerFactory
+from tests.factories import JobFactory, LockFactory, QueueFactory, WorkerFactory
 from tests.management.cli.conftest import asked, faktory  # noqa: F401  (fixtures)
 from tests.store.limits.conftest import Node, jid, limit
 
@@ -105,10 +105,7 @@ def behind_a_rate():
 def behind_a_lock():
     served()
     JobFactory(jid=jid("b"), blocked=True)
-    JobLock.objects.create(
-        key="key", jid="the-holder", attempt=1, acquired_at=timezone.now(), lease=timedelta(hours=1),
-        expires_at=timezone.now() + timedelta(hours=1),
-    )  # fmt: skip
+    LockFactory(key="key", jid="the-holder", expires_at=timezone.now() + timedelta(hours=1))
     return "b", "lock", f"Lock key is held by job the-holder, until {TIME} at least; ahead: 0"
 
 

@@ -84,12 +84,6 @@ def writes_mark(text):
     Mark.objects.create(text=text)
 
 
-@task(max_attempts=1)
-def writes_mark_and_fails(text):
-    Mark.objects.create(text=text)
-    raise ValueError(text)
-
-
 @task(atomic=True)
 def writes_mark_atomically(text):
     Mark.objects.create(text=text)
@@ -216,11 +210,6 @@ def fails_with_broken_backoff():
 @task(retry_on=[ConnectionError])
 def retries_only_connection_errors(kind):
     raise {"connection": ConnectionResetError, "value": ValueError}[kind](kind)
-
-
-@task(discard_on=[Mark.DoesNotExist])
-def discards_missing_row():
-    Mark.objects.get(text="never written")
 
 
 @task

@@ -13,7 +13,7 @@ from django_faktory.core.payloads import Ack, Failure, Interruption
 from django_faktory.models import Job
 from django_faktory.store.dialects.postgresql.jobs import END_LAST
 from django_faktory.store.dialects.postgresql.prepared import USES_BEFORE
-from django_faktory.tasks.compat import InvalidTask, TaskResultStatus, task_finished
+from django_faktory.tasks.compat import TaskResultStatus, task_finished
 from django_faktory.worker.execution import prepare
 from tests.project import tasks
 from tests.project.models import Mark
@@ -204,25 +204,6 @@ def test_a_job_end_blocked_by_another_transaction_costs_no_attempt():
     assert (job.state, job.failures, job.losses, job.interruptions) == ("enqueued", 0, 0, 1)
     assert not Mark.objects.exists()
     connection.close()  # the task has set the lock timeout of its session
-
-
-def test_atomic_coroutines_are_refused_at_definition():
-    async def asynchronous():
-        """A coroutine function that is never awaited."""
-
-    asynchronous.__qualname__ = "asynchronous"
-    with pytest.raises(InvalidTask, match="atomic=True: expected a plain function"):
-        task(atomic=True)(asynchronous)
-
-
-@pytest.mark.parametrize("value", [1, "yes", None])
-def test_the_atomic_option_must_be_true_or_false(value):
-    def plain():
-        """A plain function that is never called."""
-
-    plain.__qualname__ = "plain"
-    with pytest.raises(InvalidTask, match="atomic: expected True or False"):
-        task(atomic=value)(plain)
 
 
 def test_an_atomic_task_fails_with_a_remote_broker():

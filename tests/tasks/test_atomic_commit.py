@@ -13,7 +13,7 @@ from django_faktory.brokers import get_broker
 from django_faktory.brokers.orm import OrmBroker
 from django_faktory.core.histograms import Recorder
 from django_faktory.core.limits import Allowance
-from django_faktory.core.payloads import Failure, Interruption, Reservation
+from django_faktory.core.payloads import Failure, Interruption
 from django_faktory.errors import NotUnique
 from django_faktory.models import Counter, Job, Limiter
 from django_faktory.store.dialects.postgresql import pipeline, prepared
@@ -124,12 +124,6 @@ def test_the_job_end_and_the_commit_are_sent_in_one_message(sent):
     assert Counter.objects.get().processed == 1
 
 
-def test_a_job_without_a_result_ttl_is_deleted_by_the_commit(sent):
-    Job.objects.filter(jid=writes_and.enqueue("a").id).update(result_ttl=None)
-    work()
-    assert (sent, Job.objects.count(), marks()) == (["committed"], 0, ["a"])
-
-
 def test_a_result_ttl_set_while_the_job_runs_keeps_its_result(sent):
     job = Job.objects.filter(jid=writes_and.enqueue("a").id)
     job.update(result_ttl=None)
@@ -183,22 +177,6 @@ def test_nested_blocks_and_other_databases_work_as_usual(sent):
     assert (sent, marks()) == (["committed"], ["a", "b"])
     assert Mark.objects.using("other").count() == 1
     assert not connections["other"].in_atomic_block
-
-
-def test_a_worker_that_lost_the_job_commits_nothing(sent, caplog):
-    writes_and.enqueue("a")
-    execution = prepare(fetched("w1"))
-    heard = []
-    steps.append(lambda: transaction.on_commit(lambda: heard.append("never")))
-    get_broker().lost(["w1"])
-    again = prepare(fetched("w2"))
-    assert execution.run(get_broker()) is None
-    assert (sent, state(), marks(), heard) == (["nothing"], "working", [], [])
-    assert "no longer this worker's" in caplog.text
-    assert_django_is_well()
-    steps.clear()
-    assert again.run(get_broker()) is None
-    assert (sent, state(), marks()) == (["nothing", "committed"], "succeeded", ["a"])
 
 
 def test_an_earlier_attempt_by_the_same_worker_commits_nothing(sent):
@@ -297,13 +275,6 @@ def test_a_transaction_marked_for_rollback_fails_the_attempt(sent):
     assert_django_is_well()
 
 
-def test_a_task_that_leaves_a_transaction_open_commits_nothing(sent):
-    steps.append(lambda: transaction.atomic().__enter__())
-    writes_and.enqueue("a")
-    assert isinstance(work(), Failure)
-    assert (sent, state(), marks()) == ([], "retries", [])
-
-
 def test_batch_members_and_callbacks_do_not_use_the_one_message_commit(sent):
     with Batch(success=writes_and.callback("callback")) as batch:
         writes_and.enqueue("member")
@@ -311,13 +282,6 @@ def test_batch_members_and_callbacks_do_not_use_the_one_message_commit(sent):
     assert work() is None
     assert (sent, marks()) == ([], ["member", "callback"])
     assert batch.status().success_st == "2"
-
-
-@pytest.mark.parametrize("held", [{"lock_token": 1}, {"permits": ""}, {"permits": ",1,"}, {"is_batchless": False}])
-def test_a_reservation_with_a_lock_permit_or_batch_does_not_end_alone(held):
-    fields = {"jid": "a" * 8, "queue": "q", "text": "{}", "wid": "w", "attempt": 1, "is_batchless": True}
-    assert Reservation(**fields).ends_alone
-    assert not Reservation(**(fields | held)).ends_alone
 
 
 @pytest.mark.parametrize("scope", ["task", "queue"])
@@ -387,11 +351,3 @@ def test_the_recorder_counts_a_job_only_after_its_commit():
     [(place, counts)] = recorder.take().items()
     assert (place, counts.succeeded) == (("default", writes_and.jobtype), 1)
     assert heard == [{}]
-
-
-def test_a_task_with_hooks_but_no_queries_commits_in_one_message(sent):
-    heard = []
-    steps.append(lambda: transaction.on_commit(lambda: heard.append(sent[-1])))
-    only_steps.enqueue()
-    assert work() is None
-    assert (sent, heard, state()) == (["committed"], ["committed"], "succeeded")

@@ -4,10 +4,9 @@ from datetime import timedelta
 
 import pytest
 
-from django_faktory import Batch, BatchClosed, FaktoryError, UnknownBatch, task
+from django_faktory import Batch, BatchClosed, UnknownBatch, task
 from django_faktory.brokers import get_broker
 from django_faktory.core.payloads import NewBatch
-from django_faktory.errors import InvalidPayload
 from django_faktory.models import Batch as Row
 from django_faktory.models import Job
 from django_faktory.tasks.compat import InvalidTask
@@ -100,18 +99,6 @@ def test_a_callback_with_unsupported_arguments_is_refused():
     assert not Row.objects.exists()
 
 
-def test_finding_an_unknown_batch_raises_an_error_with_its_id():
-    with pytest.raises(UnknownBatch, match="no such batch b-nowhere"):
-        Batch.find("b-nowhere")
-
-
-def test_an_unknown_parent_batch_is_refused_and_no_child_is_stored():
-    callback = note.get_backend().callback_job(note, [], {})
-    with pytest.raises(UnknownBatch, match="no such batch b-nowhere"):
-        get_broker().new_batch(NewBatch(success=callback, parent_bid="b-nowhere"))
-    assert not Row.objects.exists()
-
-
 def test_enqueueing_into_a_batch_deleted_in_its_block_is_refused():
     batch = Batch(success=note)
 
@@ -176,12 +163,6 @@ def test_a_finished_batch_cannot_become_a_parent():
     with pytest.raises(BatchClosed, match=f"batch {batch.bid}: a callback of it was enqueued already"):
         get_broker().new_batch(NewBatch(success=callback, parent_bid=batch.bid))
     assert Row.objects.count() == 1
-
-
-def test_all_batch_refusals_share_the_faktory_error_base_class():
-    assert issubclass(UnknownBatch, FaktoryError)
-    assert issubclass(BatchClosed, FaktoryError)
-    assert not issubclass(BatchClosed, InvalidPayload)
 
 
 def test_nested_blocks_of_one_batch_do_not_capture_later_jobs():

@@ -3,7 +3,7 @@
 import pytest
 from django.db import transaction
 
-from django_faktory import Batch, BatchClosed, task
+from django_faktory import Batch, task
 from django_faktory.models import Batch as Row
 from django_faktory.models import Job
 from django_faktory.testing import drain
@@ -30,12 +30,6 @@ def grow(context, what, times):
             grow.enqueue(f"{what}+", times - 1)
             with Batch(success=note.callback(f"child of {what}")):
                 note.enqueue(f"in child of {what}")
-
-
-@task(takes_context=True)
-def too_late(context):
-    with context.batch:
-        note.enqueue("never")
 
 
 @task(takes_context=True)
@@ -87,27 +81,6 @@ def test_a_batch_extended_by_its_own_job_needs_no_second_commit():
     assert ran[-1] == "success"
 
 
-def test_a_batch_of_tasks_ends_with_its_callbacks_in_order():
-    with Batch(description="three", success=note.callback("success"), complete=note.callback("complete")) as batch:
-        for number in range(3):
-            note.enqueue(number)
-    assert batch.status().pending == 3
-    drain()
-    assert sorted(map(str, ran[:3])) == ["0", "1", "2"]
-    assert ran[3:] == ["complete", "success"]
-    assert batch.status().success_st == "2"
-
-
-def test_nested_batches_are_children_and_their_callbacks_run_first():
-    with Batch(success=note.callback("foo")):
-        note.enqueue("parent's")
-        with Batch(success=note.callback("bar")):
-            note.enqueue("child's")
-    drain()
-    assert set(ran[:2]) == {"parent's", "child's"}
-    assert ran[2:] == ["bar", "foo"]
-
-
 def test_a_running_task_adds_jobs_and_children_to_its_own_batch():
     with Batch(success=note.callback("end")):
         grow.enqueue("a", 2)
@@ -138,23 +111,3 @@ def test_a_batch_is_rolled_back_with_the_callers_transaction():
     assert not Row.objects.exists()
     assert drain() is not None
     assert ran == []
-
-
-def test_a_callback_that_adds_to_its_own_batch_fails():
-    with Batch(success=too_late.using(queue_name="default").callback()):
-        pass
-    drain()
-    assert ran == []
-    assert Job.objects.get().errtype.endswith(BatchClosed.__name__)
-
-
-def test_a_batch_without_callbacks_is_refused():
-    with pytest.raises(TypeError, match="expected success=… or complete=…"):
-        Batch(description="nothing to do")
-
-
-def test_a_job_enqueued_after_the_block_does_not_join_the_batch():
-    with Batch(success=note.callback("s")):
-        note.enqueue("in")
-    result = note.enqueue("out")
-    assert Job.objects.get(jid=result.id).bid is None

@@ -12,7 +12,6 @@ from django.utils import timezone
 
 from django_faktory import Cron
 from django_faktory.backend import InvalidTask
-from django_faktory.brokers import get_broker
 from django_faktory.checks import cron
 from django_faktory.errors import InvalidCron, MissingObject
 from django_faktory.models import CronEntry, CronRun, Job
@@ -329,15 +328,6 @@ def test_maintenance_wakes_at_the_next_tick_and_otherwise_every_second(in_settin
     assert loop._round() == 1.0
 
 
-def test_an_idle_node_with_cron_entries_sends_one_query_per_round(in_settings, django_assert_max_num_queries):
-    in_settings(ring=RING)
-    loop = Maintenance("default")
-    loop._round()
-    with django_assert_max_num_queries(10):
-        for _ in range(10):
-            loop._round()
-
-
 def test_a_node_retries_after_failing_to_read_the_entries(in_settings, caplog):
     in_settings(ring=RING | {"schedule": "* *"})
     loop = Maintenance("default", retry_after_s=0.0)
@@ -346,13 +336,3 @@ def test_a_node_retries_after_failing_to_read_the_entries(in_settings, caplog):
     in_settings(ring=RING)
     loop._round()
     assert CronEntry.objects.get().name == "ring"
-
-
-def test_a_cron_job_can_be_fetched_by_a_worker_in_another_language(in_settings):
-    in_settings(ring=RING)
-    begin()
-    take()
-    from django_faktory.core.payloads import FetchRequest
-
-    [[job]] = get_broker().fetch([FetchRequest(queues=("default",), wid="ruby")])
-    assert json.loads(job.text)["args"] == [1, "two"]

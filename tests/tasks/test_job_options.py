@@ -8,13 +8,11 @@ from django.db import transaction
 from django.utils import timezone
 
 from django_faktory import NotUnique, task
-from django_faktory.brokers import get_broker
 from django_faktory.core.json import jsontext
 from django_faktory.errors import JobExpired
 from django_faktory.models import Job
 from django_faktory.store.maintenance import due
 from django_faktory.tasks.compat import TaskResultStatus, task_enqueued
-from tests.tasks.work import work
 
 pytestmark = [pytest.mark.once_if_quick, pytest.mark.django_db(transaction=True)]
 
@@ -72,14 +70,6 @@ def test_not_unique_leaves_the_callers_transaction_usable():
     assert Job.objects.count() == 2
 
 
-def test_a_rollback_releases_the_unique_lock():
-    with transaction.atomic():
-        alone.enqueue(1)
-        transaction.set_rollback(True)
-    alone.enqueue(1)
-    assert Job.objects.count() == 1
-
-
 def test_enqueue_many_stores_the_unique_jobs_and_reports_their_results():
     signalled = []
 
@@ -99,14 +89,6 @@ def test_enqueue_many_stores_the_unique_jobs_and_reports_their_results():
     assert Job.objects.count() == 3
 
 
-def test_a_succeeded_job_releases_its_unique_lock():
-    first = alone.enqueue(1)
-    work()
-    first.refresh()
-    assert first.status == TaskResultStatus.SUCCESSFUL
-    alone.enqueue(1)
-
-
 def test_an_expired_job_has_a_failed_result_with_the_reason():
     result = soon.enqueue()
     due.expire(using="default", now=timezone.now() + timedelta(minutes=2))
@@ -122,11 +104,3 @@ def test_expires_in_counts_from_run_after():
     at = timezone.now() + timedelta(hours=1)
     result = soon.using(run_after=at).enqueue()
     assert Job.objects.get(jid=result.id).expires_at == at + timedelta(seconds=60)
-
-
-def test_track_get_reports_the_state_of_a_tracked_task():
-    result = soon.enqueue()
-    [before] = get_broker().track_get([result.id])
-    work()
-    [after] = get_broker().track_get([result.id])
-    assert (before.state, after.state) == ("enqueued", "success")

@@ -9,11 +9,8 @@ from django.core.management import CommandError, call_command
 from django.db import connection, transaction
 from django.template import Context, Engine
 
-import django_faktory
 from django_faktory import Batch, push
 from django_faktory.errors import BrokerUnavailable
-from django_faktory.tasks.compat import TaskResultDoesNotExist
-from django_faktory.tasks.middleware import Middleware
 from tests.project import tasks
 from tests.tasks.work import work
 
@@ -108,13 +105,6 @@ def test_enqueue_before_migrate_says_to_migrate(is_atomic):
             assert "\n" not in str(caught.value)
 
 
-@pytest.mark.django_db
-@pytest.mark.parametrize("result_id", ["nosuch", "x" * 32, 42])
-def test_an_unknown_result_is_named_with_the_reasons(result_id):
-    with pytest.raises(TaskResultDoesNotExist, match=rf"no job has the id {result_id!r}: .*result_ttl"):
-        tasks.noop.get_result(result_id)
-
-
 @pytest.mark.django_db(transaction=True)
 def test_a_return_value_that_is_read_too_early_or_of_a_failed_job_says_what_to_do():
     result = tasks.fails_for_good.enqueue()
@@ -124,12 +114,6 @@ def test_a_return_value_that_is_read_too_early_or_of_a_failed_job_says_what_to_d
     result.refresh()
     with pytest.raises(ValueError, match=r"^Task failed: builtins\.ValueError; see \.errors$"):
         _ = result.return_value
-
-
-@pytest.mark.core
-def test_middleware_is_exported_beside_task_and_batch():
-    assert django_faktory.Middleware is Middleware
-    assert "Middleware" in django_faktory.__all__
 
 
 @pytest.mark.django_db

@@ -20,10 +20,6 @@ def plain():
     pass
 
 
-def with_context(context):
-    pass
-
-
 def test_a_bare_task_has_djangos_defaults_and_its_dotted_path_as_jobtype():
     assert isinstance(tasks.noop, FaktoryTask)
     assert tasks.noop.jobtype == tasks.noop.module_path == "tests.project.tasks.noop"
@@ -105,6 +101,7 @@ def test_the_decorator_refuses_run_after():
         ("timeout", 86_371),
         ("missing", "ignore"),
         ("plain_json", 1),
+        ("atomic", 1),
     ],
 )
 def test_an_invalid_option_value_is_refused_with_task_option_and_rule(option, value):
@@ -123,20 +120,6 @@ def test_exception_options_accept_one_class_or_any_collection(given):
 def test_a_queue_name_the_protocol_cannot_carry_is_refused(queue):
     with pytest.raises(InvalidTask, match="queue_name: "):
         task(queue_name=queue)(plain)
-
-
-def test_a_function_that_is_not_at_module_level_is_refused():
-    def local():
-        pass
-
-    with pytest.raises(InvalidTask, match="module level"):
-        task(local)
-
-
-def test_takes_context_requires_a_context_argument():
-    assert task(takes_context=True, name="wants context")(with_context).takes_context
-    with pytest.raises(InvalidTask, match="context"):
-        task(takes_context=True, name="wants context too")(plain)
 
 
 def test_using_returns_a_copy_that_keeps_the_other_options():
@@ -181,11 +164,6 @@ def test_a_later_using_overrides_an_earlier_one():
     assert later.using(run_after=moment).due(moment - timedelta(days=1)).run_after == moment
     assert later.using(run_after=moment).using(run_after=timedelta(0)).due(moment).run_after == moment
     assert later.using(priority=5).due(moment).run_after == moment + timedelta(hours=1)
-
-
-def test_a_naive_run_after_is_refused():
-    with pytest.raises(InvalidTask, match="aware"):
-        tasks.noop.using(run_after=datetime(2026, 5, 1))  # noqa: DTZ001
 
 
 @pytest.mark.skipif(django.VERSION < (6, 1), reason="Django's tasks are pickled from 6.1 on")

@@ -34,13 +34,6 @@ def test_the_page_lists_every_exception_of_the_script():
     assert listed(first) | listed(second) == held_to(real)
 
 
-def test_numbers_on_the_page_equal_those_of_the_script():
-    total = SUITE["TESTS"][6, 1]
-    for variant in SUITE["VARIANTS"]:
-        assert f"{total - len(variant.exceptions)} of {total} pass" in PAGE
-    assert total - len(SUITE["VARIANTS"][0].exceptions) >= 81
-
-
 def test_all_spellings_of_djangos_backend_names_are_replaced():
     variant = SUITE["VARIANTS"][0]
     text = 'from django.tasks.backends.dummy import DummyBackend\n"django.tasks.backends.immediate.ImmediateBackend"\n'

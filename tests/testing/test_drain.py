@@ -89,13 +89,6 @@ def test_ready_jobs_run_in_order_and_are_returned():
     assert drain() == []
 
 
-def test_results_of_drained_jobs_can_be_refreshed():
-    result = tasks.add.enqueue(1, 2)
-    drain()
-    result.refresh()
-    assert (result.return_value, result.attempts) == (3, 1)
-
-
 def test_jobs_enqueued_by_drained_jobs_also_run():
     tasks.writes_mark_atomically_and.enqueue("text", "enqueues")
     assert attempts(drain()) == [("writes_mark_atomically_and", 1, "succeeded"), ("noop", 1, "succeeded")]

@@ -4,8 +4,10 @@ import json
 from types import SimpleNamespace
 
 import pytest
-from django.contrib.auth.models import Permission, User
+from django.contrib.auth.models import User
 from django.core.cache import cache
+
+from tests.factories import staff_user
 
 
 @pytest.fixture(autouse=True)
@@ -19,11 +21,9 @@ def user(db):
     """Return a function that makes a user with the permissions of these codenames."""
 
     def make(*codenames, **fields):
-        made = User.objects.create(username=f"user{User.objects.count()}", **fields)
-        found = Permission.objects.filter(content_type__app_label="django_faktory", codename__in=codenames)
-        assert {one.codename for one in found} == set(codenames)
-        made.user_permissions.set(found)
-        return made
+        made = staff_user(*codenames)
+        User.objects.filter(pk=made.pk).update(**{"is_staff": False} | fields)
+        return User.objects.get(pk=made.pk)
 
     return make
 

@@ -4,9 +4,9 @@ import pytest
 from django.db import connection
 from django.test.utils import CaptureQueriesContext
 
-from django_faktory.models import Batch, Job, JobLock, Limit, WorkerProcess
-from django_faktory.models.cron import CronEntry, CronRun
-from tests.factories import T0, JobFactory, QueueFactory, WorkerFactory
+from django_faktory.models import Batch, Job, Limit, WorkerProcess
+from django_faktory.models.cron import CronRun
+from tests.factories import T0, CronFactory, JobFactory, LockFactory, QueueFactory, WorkerFactory
 
 pytestmark = [pytest.mark.once_if_quick, pytest.mark.django_db]
 
@@ -19,12 +19,9 @@ def make(count):
         QueueFactory(name=f"queue{number:03}")
         WorkerFactory(wid=f"wid{number:03}")
         Batch.objects.create(bid=f"b{number:03}", parent_bid="root", depth=1)
-        entry = CronEntry.objects.create(name=f"cron{number:03}", schedule="* * * * *", zone="UTC", jobtype="x")
-        CronRun.objects.create(entry=entry, tick=T0, jid=job.jid, outcome="enqueued")
+        CronRun.objects.create(entry=CronFactory(), tick=T0, jid=job.jid, outcome="enqueued")
         Limit.objects.create(scope="task", name=f"task{number:03}", concurrency=1)
-        JobLock.objects.create(
-            key=f"k{number:03}", jid=job.jid, attempt=1, wid=job.wid, lease=T0 - T0, acquired_at=T0, expires_at=T0
-        )
+        LockFactory(jid=job.jid, wid=job.wid)
 
 
 LISTS = [

@@ -32,11 +32,10 @@ class NaiveClient:
 
 
 class NaiveWorker:
-    """`work` takes bytes and returns text, or raises; if `drops` returns True, the worker dies with the popped job."""
+    """`work` takes bytes and returns text, or raises."""
 
-    def __init__(self, redis, fn, work, drops=lambda id: False):
-        self.redis, self.fn, self.work, self.drops = redis, fn, work, drops
-        self.dropped = []
+    def __init__(self, redis, fn, work):
+        self.redis, self.fn, self.work = redis, fn, work
         self._stopping = threading.Event()
         self._thread = threading.Thread(target=self.run, daemon=True)
 
@@ -71,9 +70,6 @@ class NaiveWorker:
         return item and int(item[1])
 
     def execute(self, id):
-        if self.drops(id):
-            self.dropped.append(id)
-            return
         fn = self.fn
         self.redis.publish(f"channel:{fn}", f"start:{id}")
         self.redis.execute_command("HMSET", f"job:{fn}:{id}", "status", "busy")

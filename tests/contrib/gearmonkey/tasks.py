@@ -1,7 +1,6 @@
 """Tasks that serve GearMonkey functions, and remote tasks, for the processes of `test_runfaktory`."""
 
 import os
-import time
 from pathlib import Path
 
 from django_faktory import task
@@ -40,19 +39,6 @@ def slowly(context, folder):
     path.with_suffix(".new").rename(path)
     (Path(folder) / "pipe").read_text()
     return "done"
-
-
-@task(gearmonkey="naps")
-def naps(seconds):
-    time.sleep(float(seconds))
-    return str(os.getpid())
-
-
-@task(gearmonkey="poison")
-def poison(folder):
-    with (Path(folder) / "deaths").open("a") as file:
-        file.write("x")
-    os._exit(9)
 
 
 @gearmonkey_task("elsewhere", wait_s=20)

@@ -153,12 +153,6 @@ def test_a_sweep_requeues_jobs_that_the_health_check_reports_overdue(redis, redi
     assert health(redis).functions[0].overdue == 0
 
 
-def test_a_waiting_job_beside_a_key_that_is_no_queue_is_reported(redis, client):
-    client.run("f", "x")
-    redis.set("queue:f:high", "no queue")
-    assert "f: no running worker; jobs waiting: 1." in health(redis).problems
-
-
 def test_a_server_in_the_environment_is_checked_like_one_in_the_settings(monkeypatch):
     monkeypatch.setenv("GEARMONKEY_URL", "redis://localhost")
     monkeypatch.setattr("django_faktory.contrib.gearmonkey.checks.find_spec", lambda _: None)

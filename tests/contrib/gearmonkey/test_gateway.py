@@ -26,7 +26,7 @@ from tests.waiting import wait_until
 
 pytestmark = pytest.mark.django_db(transaction=True)
 
-FUNCTIONS = ("shout", "add", "fails", "flaky", "poison")
+FUNCTIONS = ("shout", "add", "fails", "flaky")
 
 
 @pytest.fixture(autouse=True)

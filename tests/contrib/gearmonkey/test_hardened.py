@@ -118,6 +118,8 @@ class TestWithNaivePeers:
             ours, theirs = traces(server, "f", client.run), traces(server, "g", naive.run)
         assert ours == theirs
         assert ours[0] == ["create:1", "start:1", "finish:1"]
+        specified = {b"uid", b"count", b"job", b"queue", b"lock"}
+        assert {key.split(b":")[0] for key in server.client().keys("*")} - specified == {b"gm"}
 
 
 def traces(server, fn, run):

@@ -2,7 +2,6 @@
 
 import json
 import signal
-import threading
 import time
 
 import pytest
@@ -17,7 +16,7 @@ from tests.waiting import wait_until
 
 pytestmark = [pytest.mark.slow, pytest.mark.once]
 
-SERVED = ("shout", "add", "fails", "flaky", "slowly", "naps", "poison")
+SERVED = ("shout", "add", "fails", "flaky", "slowly")
 WORKER = ("--worker-only", "--processes", "1", "--concurrency", "2")
 
 
@@ -85,13 +84,6 @@ class TestDirect:
         meeting.release_task()
         wait_until(lambda: client.get("slowly", id).text == "done")
 
-    def test_a_naive_client_is_served_and_sees_no_additional_field(self, serve, naive, redis):
-        """GearMonkey H02, with a task."""
-        serve()
-        id = naive.run("shout", "x", blocking=True, timeout=20)
-        assert naive.answer == (f"lock:shout:{id}".encode(), b"OK")
-        assert naive.get("shout", id) == {b"status": b"success", b"input": b"x", b"output": b"X"}
-
     def test_a_job_of_a_killed_worker_is_rerun_before_its_lease_ends(self, serve, client, meeting, naive):  # noqa: F811
         """GearMonkey H03: the supervisor reports the death, so the job does not wait for the lease to end."""
         serve(GEARMONKEY_LEASE=60)
@@ -108,14 +100,6 @@ class TestDirect:
         assert set(naive.get("slowly", id)) == {
             *(b"status", b"input", b"output", b"status:dividend", b"status:divisor"),
         }
-
-    def test_a_job_fails_after_it_has_killed_five_workers(self, serve, client, tmp_path):
-        """GearMonkey H05: the job is given up after its fifth lost worker."""
-        serve()
-        id = client.run("poison", str(tmp_path))
-        wait_until(lambda: client.get("poison", id).status is Status.ERROR, 90)
-        assert client.get("poison", id).output == b"worker died"
-        assert (tmp_path / "deaths").read_text() == "x" * 5
 
     def test_a_stopping_worker_is_uncounted_and_releases_its_job(
         self,
@@ -134,12 +118,6 @@ class TestDirect:
         assert redis.lrange("queue:slowly:normal", 0, -1) == [str(id).encode()]
         with pytest.raises(NoWorkers):
             client.run("shout", "x", options=[OPT_ROLLCALL])
-
-    def test_the_first_output_line_names_the_server_and_functions_without_a_password(self, serve, redis, server):
-        program = serve()
-        [line] = program.wait_for_log("runfaktory:")
-        assert f"GearMonkey direct at redis://127.0.0.1:{server.port}/0, functions " in line
-        assert "shout" in line
 
 
 class TestElsewhere:
@@ -206,17 +184,3 @@ def test_workers_start_as_soon_as_redis_has_memory_again(runfaktory, server, red
         redis.config_set("maxmemory", 0)
     wait_until(lambda: int(redis.get("count:shout") or 0) > 0, 60, what=program.lines)
     assert ran(client, "shout", "hello").output == b"HELLO"
-
-
-def test_twenty_clients_are_served_concurrently(serve, client):
-    serve()
-    outputs = []
-    threads = [
-        threading.Thread(target=lambda number=number: outputs.append(ran(client, "shout", f"job {number}").text))
-        for number in range(20)
-    ]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join()
-    assert sorted(outputs) == sorted(f"JOB {number}" for number in range(20))

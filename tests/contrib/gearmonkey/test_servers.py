@@ -22,7 +22,7 @@ from django_faktory.contrib.gearmonkey import (
     UnusableServer,
     Worker,
 )
-from django_faktory.contrib.gearmonkey.address import connect, connect_async, examine
+from django_faktory.contrib.gearmonkey.address import connect, examine
 from django_faktory.contrib.gearmonkey.inspection import health
 from django_faktory.contrib.gearmonkey.redis_worker import RedisWorker
 from django_faktory.errors import BrokerUnavailable, FaktoryError
@@ -110,11 +110,6 @@ class TestCluster:
             seen = health(connect(url))
         assert [(one.fn, one.count) for one in seen.functions] == [("{nobody}", "0"), ("{t}", "1"), ("{u}", "1")]
         assert seen.problems == ["{nobody}: no running worker; jobs waiting: 1."]
-
-    def test_the_clients_of_a_cluster_are_set_to_retry_nothing(self, node):
-        url = become_cluster(node())
-        assert connect(url).retry.get_retries() == 0
-        assert connect_async(url).retry.get_retries() == 0
 
     def test_clients_and_workers_reconnect_to_a_restarted_cluster(self, node):
         server = node()

@@ -109,10 +109,6 @@ class TestSums:
         assert Measure.objects.count() == 2
         assert histogram_rows.read_totals(using=USING)[MAIL].started == 2
 
-    def test_adding_no_series_runs_no_sql_statement(self, django_assert_num_queries):
-        with django_assert_num_queries(0):
-            histogram_rows.add({}, using=USING)
-
 
 @pytest.mark.django_db(transaction=True)
 class TestBroker:

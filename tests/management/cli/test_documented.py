@@ -3,18 +3,17 @@
 import argparse
 import json
 import re
-from datetime import timedelta
 from pathlib import Path
 
 import pytest
 from django.utils import timezone
 
 from django_faktory.management.cli.subcommands import subcommands
-from django_faktory.models import CronEntry, JobLock, Queue
+from django_faktory.models import CronEntry, Queue
 from django_faktory.store.batches import batches
 from django_faktory.store.cron import entries
 from django_faktory.store.jobs import pushes
-from tests.factories import JobFactory, QueueFactory, WorkerFactory, payload
+from tests.factories import JobFactory, LockFactory, QueueFactory, WorkerFactory, payload
 from tests.project.tasks import add
 
 pytestmark = pytest.mark.once
@@ -133,9 +132,7 @@ def test_json_output_has_the_documented_shape(asked, word):
     if word == "limits":
         asked("limits", "set", "task", "ring", "5", "--new")
     if word == "locks":
-        locked = JobFactory(working=True, jid="jid-of-holder")
-        times = {"acquired_at": timezone.now(), "expires_at": timezone.now(), "lease": timedelta(minutes=2)}
-        JobLock.objects.create(key="shop 1", jid=locked.jid, attempt=1, wid="w1", **times)
+        LockFactory(jid=JobFactory(working=True).jid)
     if word in ("pause", "resume"):
         asked("pause", "mail", "--new")
     if word == "pause":

@@ -8,7 +8,7 @@ import pytest
 from django.utils import timezone
 
 from django_faktory.models import Job, JobLock
-from tests.factories import JobFactory, QueueFactory
+from tests.factories import JobFactory, LockFactory, QueueFactory
 from tests.project.tasks import add
 
 pytestmark = [pytest.mark.once, pytest.mark.django_db]
@@ -61,21 +61,13 @@ def test_an_unknown_job_exits_with_2(faktory, jid):
     assert faktory("edit", jid, "--priority", 5).code == 2
 
 
-def test_a_running_job_is_not_edited(faktory):
-    job = JobFactory(working=True)
-    assert faktory("edit", job.jid, "--priority", 5).code == 1
-
-
 # --- locks
 
 
 @pytest.fixture
 def lock():
     holder = JobFactory(working=True, lock_key="shop 1")
-    times = {"acquired_at": timezone.now(), "expires_at": timezone.now() + timedelta(minutes=2)}
-    made = JobLock.objects.create(
-        key="shop 1", jid=holder.jid, attempt=1, wid="w1", lease=timedelta(minutes=2), **times
-    )
+    made = LockFactory(key="shop 1", jid=holder.jid, expires_at=timezone.now() + timedelta(minutes=2))
     Job.objects.filter(pk=holder.pk).update(lock_token=made.pk)
     JobFactory(blocked=True, lock_key="shop 1")
     return made
@@ -90,9 +82,8 @@ def test_locks_shows_keys_holders_and_the_number_of_waiting_jobs(asked, faktory,
 
 
 def test_a_key_beyond_the_limit_of_the_list_is_not_reported_as_unlocked(faktory, lock):
-    later = {"acquired_at": lock.acquired_at, "expires_at": lock.expires_at, "lease": lock.lease}
     for key in ("shop 3", "shop 4"):
-        JobLock.objects.create(key=key, jid=f"holder of {key}", attempt=1, wid="w1", **later)
+        LockFactory(key=key, expires_at=lock.expires_at)
     answer = faktory("locks", "list", "shop 1", "shop 2", "shop 3", "shop 4", "--limit", "1")
     assert re.findall(r"no job has a lock of the key (.*)", answer.err) == ["shop 2"]
 

@@ -4,8 +4,6 @@ import pytest
 
 from django_faktory.management.cli.screen import Screen, clean
 from django_faktory.management.cli.table import Column, join, lay_out
-from django_faktory.models import Batch, Job
-from tests.factories import JobFactory, QueueFactory, WorkerFactory
 from tests.management.cli.conftest import Terminal
 
 pytestmark = pytest.mark.once
@@ -81,43 +79,8 @@ def test_markup_in_a_table_cell_is_shown_literally():
 
 
 @pytest.mark.django_db
-@pytest.mark.parametrize("is_terminal", [False, True], ids=["piped", "terminal"])
-def test_no_command_outputs_control_characters_from_clients(faktory, is_terminal):
-    """Colours that rich writes are removed first; no cell contains any."""
-    for number, text in enumerate(HOSTILE):
-        short = text[:50]
-        JobFactory(
-            working=True,
-            jobtype=short,
-            queue=short,
-            errtype=short,
-            about=f"a.b/{short}",
-            wid=short,
-            payload=text,
-            history='[{"errtype":"E","message":"\\u001b[31m\\u202e\\nm","backtrace":["\\u001b]0;t\\u0007\\u009b2J"]}]',
-        )
-        QueueFactory(name=short)
-        WorkerFactory(wid=short, hostname=short)
-        Batch.objects.create(bid=f"b-{number}", description=text)
-    jobs = [("job", jid) for jid in Job.objects.values_list("jid", flat=True)]
-    lists = [("jobs",), ("queues",), ("info",), ("workers",), ("batches",), ("top", "--once")]
-    for words in jobs + lists:
-        answer = faktory(*words, is_terminal=is_terminal)
-        assert answer.code == 0
-        output = _without_colours(answer.out + answer.err) if is_terminal else answer.out + answer.err
-        assert COMMANDING & set(output) <= {"\n"}, words
-
-
-@pytest.mark.django_db
 @pytest.mark.parametrize("text", HOSTILE)
 def test_no_answer_to_a_hostile_argument_contains_control_characters(faktory, text):
     for words in [("jobs", text), ("pause", text), ("batches", text), ("push", text, text), ("job", text)]:
         answer = faktory(*words)
         assert COMMANDING & set(answer.out + answer.err) <= {"\n"}
-
-
-def _without_colours(text):
-    """Remove rich's styles, ESC [ digits m; in a cell, `clean` would have spelled them out."""
-    import re
-
-    return re.sub(r"\x1b\[[0-9;]*m", "", text)

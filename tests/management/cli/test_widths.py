@@ -8,9 +8,8 @@ from datetime import timedelta
 import pytest
 from django.utils import timezone
 
-from django_faktory.models import Batch, JobLock, Limit, OutboxEntry
-from django_faktory.models.cron import CronEntry
-from tests.factories import JobFactory, QueueFactory, WorkerFactory
+from django_faktory.models import Batch, Limit, OutboxEntry
+from tests.factories import CronFactory, JobFactory, LockFactory, QueueFactory, WorkerFactory
 
 pytestmark = [pytest.mark.once, pytest.mark.django_db]
 
@@ -34,12 +33,9 @@ def rows():
     QueueFactory(name=QUEUE)
     WorkerFactory(wid=WID, hostname="worker-17.eu-central.example.org", queues=[QUEUE, "default"], beat_at=now)
     Batch.objects.create(bid=BID, description=long, total=3, pending=1)
-    CronEntry.objects.create(
-        name=ENTRY, schedule="15 3 * * 1-5", zone="America/Argentina/Buenos_Aires", jobtype=TASK, next_at=now
-    )
+    CronFactory(name=ENTRY, schedule="15 3 * * 1-5", zone="America/Argentina/Buenos_Aires", jobtype=TASK, next_at=now)
     Limit.objects.create(scope="task", name=TASK, concurrency=5)
-    times = {"lease": timedelta(seconds=9), "acquired_at": now, "expires_at": now + timedelta(minutes=9)}
-    JobLock.objects.create(pk=12345, key=f"account {long}"[:200], jid=RUNNING, attempt=1, wid=WID, **times)
+    LockFactory(pk=12345, key=f"account {long}"[:200], jid=RUNNING, wid=WID, expires_at=now + timedelta(minutes=9))
 
 
 def without_colours(text):

@@ -3,9 +3,9 @@
 import json
 from datetime import timedelta
 
-from django_faktory.models import Batch, Job, JobLock, Limit, OutboxEntry, Tracking
-from django_faktory.models.cron import CronEntry, CronRun
-from tests.factories import T0, JobFactory, QueueFactory, WorkerFactory
+from django_faktory.models import Batch, Job, Limit, OutboxEntry, Tracking
+from django_faktory.models.cron import CronRun
+from tests.factories import T0, CronFactory, JobFactory, LockFactory, QueueFactory, WorkerFactory
 from tests.project.tasks import echo
 
 ROW = 900_001
@@ -52,9 +52,7 @@ def plant():
     WorkerFactory(wid="w1", hostname="seen-host")
     _batches()
     _cron()
-    JobLock.objects.create(
-        pk=ROW, key="seen-lock-key", jid="job-x", attempt=1, wid="w1", lease=timedelta(0), acquired_at=T0, expires_at=T0
-    )
+    LockFactory(pk=ROW, key="seen-lock-key")
     Limit.objects.create(pk=ROW, scope="task", name="seen-limit-name", concurrency=5, origin=Limit.Origin.EDITED)
     Limit.objects.create(pk=ROW + 1, scope="task", name="paused", paused_at=T0)
     OutboxEntry.objects.create(
@@ -122,12 +120,8 @@ def _batches():
 
 
 def _cron():
-    CronEntry.objects.create(
-        pk=ROW, name="nightly", schedule="0 2 * * *", zone="UTC", jobtype=echo.jobtype, next_at=T0, origin="admin",
-        args='["seen-cron-args"]', kwargs='{"seen-cron-kwargs":1}',
-    )  # fmt: skip
-    CronEntry.objects.create(
-        pk=ROW + 1, name="paused", schedule="1 2 3 4 *", zone="UTC", jobtype="seen-cron-jobtype", paused_at=T0,
-        origin="admin", args="[]", job='{"custom":{"word":"seen-cron-custom"}}',
-    )  # fmt: skip
+    args = {"args": '["seen-cron-args"]', "kwargs": '{"seen-cron-kwargs":1}'}
+    CronFactory(pk=ROW, name="nightly", jobtype=echo.jobtype, next_at=T0, origin="admin", **args)
+    job = '{"custom":{"word":"seen-cron-custom"}}'
+    CronFactory(pk=ROW + 1, name="paused", jobtype="seen-cron-jobtype", paused_at=T0, origin="admin", job=job)
     CronRun.objects.create(entry_id=ROW, tick=T0, outcome="refused", note="TypeError: seen-cron-note")
