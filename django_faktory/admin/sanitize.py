@@ -33,18 +33,13 @@ def with_readable_text(view: View) -> View:
     @wraps(view)
     def readable_view(*args: Any, **kwargs: Any) -> HttpResponseBase:
         response = view(*args, **kwargs)
-        call_when_rendered(response, _clean)
+        if isinstance(response, SimpleTemplateResponse):  # it gets its content after the view
+            response.add_post_render_callback(_clean)
+        elif isinstance(response, HttpResponse):
+            _clean(response)
         return response
 
     return readable_view
-
-
-def call_when_rendered(response: HttpResponseBase, callback: Callable[[HttpResponse], None]) -> None:
-    """Call the function with the response when it has its content, which template responses get after the view."""
-    if isinstance(response, SimpleTemplateResponse) and not response.is_rendered:
-        response.add_post_render_callback(callback)
-    elif isinstance(response, HttpResponse):
-        callback(response)
 
 
 def _clean(response: HttpResponse) -> None:
