@@ -24,7 +24,7 @@ from django_faktory.tasks import cron
 HARMLESS = "harmless text"
 SIZE = 60_000
 """Characters of the long word. A command other than PUSH has at most 262,144 bytes, and some have it four times."""
-MEGABYTE = "<b>huge</b>" * (1024 * 1024 // 11)
+MEGABYTE = "<b>huge</b>" * (1_000_000 // 11)
 """A word that only a PUSH may contain."""
 TURNING = "\u202a\u202b\u202c\u202d\u202e\u2066\u2067\u2068\u2069"
 
