@@ -18,11 +18,15 @@ from ..errors import FaktoryError
 logger = get_logger(__name__)
 
 
+RESTING_S = 1.0
+"""Seconds after a command of another client in which the queue rests after each piece."""
+
+
 class Turns:
     """Queue of work: one piece in an iteration of the event loop, in order of arrival.
 
-    After a piece it rests: `least_rest_s`, or as long as the piece took if other commands were executed since the piece
-    before. While it rests, threads get the GIL, which a command of another client needs several times.
+    After a piece it rests: `least_rest_s`, or as long as the piece took if others' commands were executed lately. While
+    it rests, threads get the GIL, which a command of another client needs several times.
     """
 
     def __init__(
@@ -32,6 +36,7 @@ class Turns:
         self._waiting: deque[Callable[[], object]] = deque()
         self._is_scheduled = False
         self._last_count = 0
+        self._others_at = float("-inf")
 
     def wait(self, call: Callable[[], object]) -> None:
         """Call `call` when it is its turn."""
@@ -60,13 +65,15 @@ class Turns:
 
     def _next(self) -> None:
         begun = self._loop.time()
+        if self._count_commands() != self._last_count:
+            self._others_at = begun
         call = self._waiting.popleft()
         try:
             call()
         finally:  # also after an error in a callback, or no further call would be made
-            count = self._count_commands()
-            rest_s = self._loop.time() - begun if count != self._last_count else 0.0
-            self._last_count = count
+            self._last_count = self._count_commands()
+            took_s = self._loop.time() - begun
+            rest_s = took_s if begun - self._others_at < RESTING_S else 0.0
             self._is_scheduled = bool(self._waiting)
             if self._waiting:
                 self._loop.call_later(max(rest_s, self._least_rest_s), self._next)

@@ -35,15 +35,15 @@ def test_a_piece_is_followed_by_a_rest_of_its_duration_if_others_send_commands(o
     loop, commands = Loop(), 0
 
     def steps():
-        nonlocal commands
         while True:
             loop.now += 0.03
-            commands += others
             yield
 
     Turns(loop, lambda: commands).run(steps(), lambda _: None)
-    loop.run(9)
-    assert loop.delays[1:] == pytest.approx(rests)
+    for _ in range(10):
+        loop.run(1)
+        commands += others
+    assert loop.delays[2:] == pytest.approx(rests)
 
 
 def test_each_iteration_of_the_loop_runs_one_piece_in_order_of_arrival():
