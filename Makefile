@@ -6,7 +6,7 @@ FAULTS ?= 1000
 MINUTES ?= 0
 OUTSIDE ?= 3000
 
-.PHONY: help demo test test-all soak faults attacks bouncer fuzz planted lint format setup docs site screenshots wheel clean
+.PHONY: help demo test test-all soak faults attacks bouncer fuzz planted mutants lint format setup docs site screenshots wheel clean
 
 help:
 	@echo "make demo     run the example project, with a worker, and show its jobs (ONCE=1: end by itself)"
@@ -18,6 +18,7 @@ help:
 	@echo "make bouncer  the tests that have a database, through a PgBouncer; then with Django's own pool"
 	@echo "make fuzz     let a fuzzer attack the protocol for a minute (FUZZ_S=600: ten); Linux on x86-64"
 	@echo "make planted  insert one defect after the other; a test must detect each (ARGS='--sample 3': some)"
+	@echo "make mutants  change core/ and store/ in many small ways; prints what no test detects (ARGS='django_faktory.core.cron*')"
 	@echo "make lint     formatting, ruff, mypy, import contracts, house rules, migrations, secrets, known holes"
 	@echo "make format   format the code"
 	@echo "make wheel    build wheel and sdist, and use the wheel in an empty environment and a new project"
@@ -59,8 +60,13 @@ bouncer: setup
 planted: setup
 	@.venv/bin/python scripts/planted.py $(ARGS)
 
+mutants:
+	@$(PYTHON) scripts/bootstrap.py --also mutants
+	@FAKTORY_TEST_EXAMPLES=quick .venv/bin/mutmut run $(ARGS)
+	@.venv/bin/mutmut results
+
 fuzz:
-	@$(PYTHON) scripts/bootstrap.py --fuzz
+	@$(PYTHON) scripts/bootstrap.py --also fuzz
 	@mkdir -p .fuzz
 	@.venv/bin/python fuzz/fuzz_server_connection.py -max_total_time=$(FUZZ_S) -max_len=4096 -artifact_prefix=.fuzz/ \
 		-close_fd_mask=1 -verbosity=0 -print_final_stats=1 .fuzz fuzz/corpus
@@ -95,4 +101,4 @@ site:
 
 clean:
 	rm -rf .venv .venv-django* .venv-peers .demo .coverage .coverage.* .mypy_cache .ruff_cache .pytest_cache .hypothesis
-	rm -rf .fuzz .nox .import_linter_cache build/site tests/*/node/node_modules example_project/db.sqlite3*
+	rm -rf .fuzz .nox mutants .import_linter_cache build/site tests/*/node/node_modules example_project/db.sqlite3*

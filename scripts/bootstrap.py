@@ -46,8 +46,8 @@ def main():
             add_node_packages(place)
     if options.browser:
         add_chromium(folder)
-    if options.fuzz:
-        add_fuzzer(folder)
+    if options.also:
+        add_tool(folder, options.also)
 
 
 def arguments():
@@ -59,7 +59,7 @@ def arguments():
         "--node", action="store_true", help="also npm packages: a Faktory client and axe-core, for their tests"
     )
     parser.add_argument("--browser", action="store_true", help="also Chromium, for the browser tests")
-    parser.add_argument("--fuzz", action="store_true", help="the fuzzer too")
+    parser.add_argument("--also", choices=["fuzz", "mutants"], help="an extra with a tool of one target")
     return parser.parse_args()
 
 
@@ -158,12 +158,13 @@ def requirement(extra):
     return project["project"]["optional-dependencies"][extra][0]
 
 
-def add_fuzzer(folder):
-    """Install atheris if it is available for this machine; if it is not, the fuzzer prints a message."""
-    found = subprocess.run([str(folder / "bin" / "python"), "-c", "import atheris"], check=False, capture_output=True)
+def add_tool(folder, extra):
+    """Install the extra if it is available for this machine; if it is not, its target prints a message."""
+    name = requirement(extra).partition(">")[0]
+    found = subprocess.run([str(folder / "bin" / "python"), "-c", f"import {name}"], check=False, capture_output=True)
     if found.returncode != 0:
-        print_step("installing atheris, for fuzzing")
-        pip(folder, "--only-binary=:all:", requirement("fuzz"), quiet_errors=True)
+        print_step(f"installing {name}, for `make {extra}`")
+        pip(folder, "--only-binary=:all:", requirement(extra), quiet_errors=True)
 
 
 def apt_install(packages):

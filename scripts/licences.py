@@ -15,7 +15,7 @@ from pathlib import Path
 ROOT = Path(__file__).resolve().parent.parent
 PAGE = ROOT / "docs" / "reference" / "licences.md"
 OURS = "django-faktory"
-NOT_OURS = ("dev", "fuzz", "docs")
+NOT_OURS = ("dev", "fuzz", "mutants", "docs")
 """Extras for developers of this package; users do not install them."""
 
 ACCEPTED = {

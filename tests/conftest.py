@@ -76,6 +76,8 @@ def django_db_modify_db_settings(django_db_modify_db_settings):
     """Create the test databases from copies instead of migrating each."""
     for connection in connections.all():
         snapshots.install(connection)
+        if "MUTANT_UNDER_TEST" in os.environ:  # mutmut forks a process for each mutant and runs several at a time
+            connection.settings_dict["TEST"]["NAME"] += f".{os.getpid()}"
 
 
 @pytest.fixture(scope="session")
