@@ -294,15 +294,6 @@ def test_a_webhook_receives_the_alarms_as_json(webhook):
     assert not mail.outbox
 
 
-def test_a_message_that_a_webhook_refused_is_sent_again(webhook):
-    pause_a_queue()
-    webhook.status = 503
-    assert not notifier().run_once()
-    webhook.status = 200
-    assert notifier().run_once()
-    assert len(webhook.documents) == 2
-
-
 def test_an_unreachable_webhook_does_not_end_the_loop(settings):
     pause_a_queue()
     settings.FAKTORY = {**settings.FAKTORY, "ALARM_WEBHOOK": "http://127.0.0.1:1/"}

@@ -13,13 +13,6 @@ from tests.worker.blocking import enqueues, gates
 pytestmark = [pytest.mark.once, pytest.mark.django_db(transaction=True)]
 
 
-def test_a_draining_worker_ends_when_no_job_is_ready(work):
-    tasks.noop.enqueue_many([()] * 20)
-    running = work(drain=True)
-    assert running.ended()
-    assert set(Job.objects.values_list("state", flat=True)) == {"succeeded"}
-
-
 def test_draining_includes_jobs_enqueued_by_other_jobs(work):
     enqueues.enqueue("chain", 3)
     running = work(drain=True)

@@ -1,7 +1,5 @@
 """The job buffer of a worker: each job leaves it once."""
 
-import threading
-
 import pytest
 
 from django_faktory.core.payloads import Ack, Failure, Reservation
@@ -36,33 +34,6 @@ def run_one(held):
     held.finish(job, ack(job), ran_s=1.0)
 
 
-def test_the_buffer_has_room_for_each_idle_thread(held):
-    assert held.wait_for_room(0) == 2
-    held.add([reserved(1)])
-    assert held.wait_for_room(0) == 1
-    held.add([reserved(2)])
-    assert held.wait_for_room(0) == 0
-
-
-def test_the_end_of_a_job_frees_a_place_in_the_buffer(held):
-    job = reserved()
-    held.add([job, reserved(2)])
-    room = []
-    waiting = threading.Thread(target=lambda: room.append(held.wait_for_room(600)))
-    waiting.start()
-    held.finish(job, ack(job), ran_s=1.0)
-    waiting.join(60)
-    assert room == [1]
-
-
-def test_a_job_is_reported_once(held):
-    job = reserved()
-    held.add([job])
-    assert held.finish(job, ack(job), ran_s=1.0) is True
-    assert held.finish(job, ack(job), ran_s=1.0) is False
-    assert held.finished.qsize() == 1
-
-
 def test_an_abandoned_job_is_not_reported_by_its_thread(held):
     job = reserved()
     held.add([job])
@@ -83,33 +54,6 @@ def test_two_attempts_of_one_job_are_tracked_separately(held):
     held.add([first, second])
     held.finish(first, ack(first), ran_s=1.0)
     assert not held.is_empty()
-
-
-def test_jobs_that_have_not_started_can_be_removed_from_the_buffer(held):
-    begun, waiting = reserved(1), reserved(2)
-    held.add([begun, waiting])
-    held.take_next()
-    held.end_threads(count=2)
-    assert held.take_waiting() == [waiting]
-    assert [held.take_next(), held.take_next()] == [None, None]
-    assert held.abandon() == [begun]
-
-
-def test_waiting_jobs_are_released_only_when_no_thread_takes_one(held):
-    job = reserved()
-    held.add([job])
-    assert held.take_unbegun() == []
-    assert held.take_unbegun(after_s=0.0) == [job]
-    assert held.take_unbegun(after_s=0.0) == []
-
-
-def test_wait_empty_returns_whether_the_buffer_became_empty(held):
-    assert held.wait_empty(0) is True
-    job = reserved()
-    held.add([job])
-    assert held.wait_empty(0.01) is False
-    held.finish(job, ack(job), ran_s=1.0)
-    assert held.wait_empty(30) is True
 
 
 def test_the_buffer_has_no_room_while_too_many_jobs_are_unreported(held):

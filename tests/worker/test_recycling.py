@@ -61,12 +61,6 @@ def test_memory_above_max_rss_after_a_job_triggers_recycling():
     assert len(kept)
 
 
-def test_without_limits_a_process_is_never_recycled():
-    one = share()
-    one.begin()
-    assert not any(one.count_job() for _ in range(10_000))
-
-
 def test_max_rss_exceeded_before_the_first_job_is_logged_and_ignored(caplog):
     one = share(max_rss=1)
     one.begin()

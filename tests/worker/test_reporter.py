@@ -48,24 +48,6 @@ def ack(job, **changes):
     return Ack(**{"jid": job.jid, "wid": "w1", "attempt": job.attempt} | changes)
 
 
-def test_acknowledgements_and_failures_are_reported_in_one_run(report, held):
-    report(OrmBroker("default"), ack(held[0]), failure(jid=held[1].jid, wid="w1", attempt=1), ack(held[2]))
-    assert list(Job.objects.values_list("jid", "state")) == [(held[1].jid, "retries")]
-
-
-def test_several_acknowledgements_are_sent_in_one_call(report, held):
-    class Counting(OrmBroker):
-        calls = 0
-
-        def ack(self, acks):
-            self.calls += 1
-            return super().ack(acks)
-
-    broker = Counting("default")
-    report(broker, *(ack(job) for job in held))
-    assert broker.calls == 1
-
-
 @pytest.mark.parametrize("error", [BrokerUnavailable("no database"), ValueError("a bug")])
 def test_lines_that_cannot_be_stored_prevent_no_acknowledgement(report, held, error, caplog):
     class Failing(OrmBroker):

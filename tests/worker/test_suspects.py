@@ -162,14 +162,6 @@ class TestHeld:
         assert held.add_alone(reservation(1, losses=2), wait_s=30)
         assert not held.add_alone(reservation(2, losses=2), wait_s=30)
 
-    def test_a_suspect_is_overdue_when_its_wait_has_expired(self, held):
-        other, suspect = reservation(1), reservation(2, losses=2)
-        held.add([other])
-        held.add_alone(suspect, wait_s=0.05)
-        assert wait_until(held.take_overdue) is suspect
-        held.finish(other, Ack(jid=other.jid), ran_s=0.1)
-        assert held.is_empty()
-
     @pytest.mark.parametrize(("losses", "is_suspect"), [(0, False), (1, False), (2, True), (3, True)])
     def test_a_job_with_two_or_more_losses_is_a_suspect(self, losses, is_suspect):
         assert suspects.is_suspect(reservation(losses=losses)) is is_suspect

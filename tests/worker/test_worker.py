@@ -49,16 +49,6 @@ def listed(running):
 
 
 class TestWork:
-    def test_a_job_is_run_and_acknowledged(self, work, state):
-        result = tasks.add.enqueue(2, 3)
-        work()
-        assert state(result, "succeeded").result == "5"
-
-    def test_an_async_job_is_run(self, work, state):
-        result = tasks.async_add.enqueue(2, 3)
-        work()
-        assert state(result, "succeeded").result == "5"
-
     def test_failures_are_reported(self, work, state):
         failing, dying = tasks.fails.enqueue(), tasks.async_fails.enqueue("no luck at all")
         work()
@@ -91,11 +81,6 @@ class TestWork:
         result = cancels_itself.enqueue()
         work()
         assert "Cancelled" in state(result, "retries").errtype
-
-    def test_a_job_pushed_while_the_worker_is_idle_is_executed(self, work, state):
-        running = work(poll_interval=0.5)
-        wait_until(lambda: listed(running))
-        state(tasks.noop.enqueue(), "succeeded")
 
     def test_threads_and_the_event_loop_share_the_concurrency_limit(self, work, state):
         for _ in range(2):
@@ -144,16 +129,6 @@ class TestWork:
         begun("slow")
         wait_until(lambda: Job.objects.filter(state="enqueued").count() == 4)
         assert listed(running)
-
-    def test_two_workers_share_the_work(self, work, state):
-        first, second = work(concurrency=1), work(concurrency=1)
-        results = [passes.enqueue("both"), passes.enqueue("both")]
-        begun("both", 2)
-        wids = set(Job.objects.values_list("wid", flat=True))
-        assert wids == {first.worker.wid, second.worker.wid}
-        gates["both"].opened.set()
-        for result in results:
-            state(result, "succeeded")
 
 
 class TestOrders:

