@@ -7,6 +7,7 @@ commands that need the lock fail: their answer is LockTimeout, and `lock_waits` 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Sequence
+from contextlib import nullcontext
 from functools import cached_property
 from typing import Any
 
@@ -102,9 +103,9 @@ def execute_waiting(broker: Broker, commands: Sequence[MayBlock]) -> list[Any]:
     return _Attempts(broker).attempt([command], WAITING_S)
 
 
-def execute_each(calls: Sequence[Callable[[], Any]], reset: Callable[[], None]) -> list[Any]:
+def execute_each(broker: Broker, calls: Sequence[Callable[[], Any]]) -> list[Any]:
     """Execute calls that wait for no locks; return an answer or an error for each."""
-    attempts = _Attempts(None, reset)
+    attempts = _Attempts(broker)
     return [attempts.attempt([MayBlock(call)], None)[0] for call in calls]
 
 
@@ -118,12 +119,8 @@ def _groups(commands: Sequence[MayBlock]) -> list[list[MayBlock]]:
 class _Attempts:
     """The attempts to execute one set. They share a lock wait budget and a count of lost connections."""
 
-    def __init__(
-        self, broker: Broker | None, reset: Callable[[], None] | None = None, *, budget_s: float = SET_BUDGET_S
-    ) -> None:
-        self._broker = broker
-        self._reset = reset or (broker.close if broker else lambda: None)
-        self._budget_s = budget_s
+    def __init__(self, broker: Broker, *, budget_s: float = SET_BUDGET_S) -> None:
+        self._broker, self._budget_s = broker, budget_s
         self._lost: BrokerUnavailable | None = None
         self._lost_in_a_row = 0
 
@@ -157,7 +154,7 @@ class _Attempts:
             self._budget_s -= wait_s or 0.0
             return [error] * len(group)
         except BrokerUnavailable as error:
-            self._reset()
+            self._broker.close()
             self._lost, self._lost_in_a_row = error, self._lost_in_a_row + 1
             # The commit may have happened: only a repeatable command may run again.
             may_repeat = len(group) == 1 and group[0].is_repeatable
@@ -165,7 +162,7 @@ class _Attempts:
         except FaktoryError as error:  # a refusal by the broker: the connection is usable
             return [error] * len(group)
         except Exception:
-            self._reset()  # the state of the connection is unknown
+            self._broker.close()  # the state of the connection is unknown
             if len(group) == 1:  # in a larger set each command is tried alone next, and the one at fault is logged
                 logger.exception("command failed item=%r", group[0])
             return [FaktoryError("internal error")] * len(group)
@@ -179,10 +176,11 @@ class _Attempts:
         return self.attempt([command], wait_s)[0]
 
     def _execute(self, group: Sequence[MayBlock], wait_s: float | None) -> list[Any]:
-        if self._broker is None or wait_s is None:
-            return [command.work() for command in group if callable(command.work)]
-        with self._broker.limited_lock_wait(wait_s):
-            return _execute(self._broker, group)
+        execute = _IN_SETS.get(type(group[0].work))
+        with nullcontext() if wait_s is None else self._broker.limited_lock_wait(wait_s):
+            if execute is None:
+                return [command.work() for command in group if callable(command.work)]
+            return [*execute(self._broker, [command.work for command in group])]
 
 
 def _push_sets(broker: Broker, sets: Sequence[list[JobPayload]]) -> list[Any]:
@@ -198,13 +196,6 @@ _IN_SETS: dict[type, Callable[[Broker, list[Any]], Sequence[Any]]] = {
     list: _push_sets,
 }
 """How commands of each kind are executed together, in this order: a HELLO must be stored before a BEAT of its wid."""
-
-
-def _execute(broker: Broker, group: Sequence[MayBlock]) -> list[Any]:
-    execute = _IN_SETS.get(type(group[0].work))
-    if execute is None:
-        return [command.work() for command in group if callable(command.work)]
-    return [*execute(broker, [command.work for command in group])]
 
 
 def _may_succeed_alone(answer: Any) -> bool:

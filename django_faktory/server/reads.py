@@ -11,6 +11,7 @@ from collections.abc import Callable, Collection, Sequence
 from functools import partial
 from typing import Any, NamedTuple
 
+from ..brokers.base import Broker
 from ..errors import FaktoryError
 from .may_block import execute_each
 
@@ -44,10 +45,10 @@ class Read(NamedTuple):
 
 
 class Reads:
-    """Executes sets of reads, in one thread. `reset` closes the thread's connection after an error."""
+    """Executes sets of reads, in one thread."""
 
-    def __init__(self, reset: Callable[[], None]) -> None:
-        self._reset = reset
+    def __init__(self, broker: Broker) -> None:
+        self._broker = broker
         self._latest: dict[Call, tuple[float, Any]] = {}  # when its read began, and the result or error
 
     def execute(self, reads: Sequence[Read]) -> list[Any]:
@@ -64,7 +65,7 @@ class Reads:
 
     def _read(self, calls: Collection[Call]) -> None:
         began_at = time.monotonic()
-        results = execute_each([partial(method, *args) for method, args in calls], self._reset)
+        results = execute_each(self._broker, [partial(method, *args) for method, args in calls])
         for call, result in zip(calls, results, strict=True):
             self._latest.pop(call, None)  # moved to the end: the first result is the oldest
             self._latest[call] = began_at, result

@@ -165,7 +165,7 @@ class Server(ServerContext):
     # confirmation runs a job twice. Waiting and long commands weigh MAX_SET_WEIGHT, so each is a set of its own.
     def _open_commit_queues(self) -> None:
         in_sets = partial(execute_set, self.broker)
-        one_by_one = partial(execute_each, reset=self.broker.close)
+        one_by_one = partial(execute_each, self.broker)
         queues: dict[str, tuple[Callable[[list[Any]], Sequence[Any]], dict[str, Any]]] = {
             "exchange": (
                 partial(execute_exchange, self.broker), {"width": WIDTH, "weigh": weight, "lend": self._lend}
@@ -179,7 +179,7 @@ class Server(ServerContext):
             "heartbeat": (in_sets, {}),
             "confirm": (one_by_one, {}),
             "read": (
-                Reads(self.broker.close).execute,
+                Reads(self.broker).execute,
                 {
                     "weigh": lambda _: READ_WEIGHT,
                     "pause_s": lambda _, ran_s: 0.0 if self._is_stopping else compute_rest_s(ran_s),
