@@ -1,6 +1,6 @@
 """Permission classes and throttles of the API.
 
-An action without an entry in its view's `needs` is closed to all users. Wrong passwords of HTTP Basic are counted by
+An action that `models.permissions` does not have is closed to all users. Wrong passwords of HTTP Basic are counted by
 address, as the server counts those of HELLO; `PASSWORD_TRIES` caps both.
 """
 
@@ -17,8 +17,15 @@ from rest_framework.throttling import BaseThrottle, UserRateThrottle
 from rest_framework.views import APIView
 
 from ... import conf
-from ...models.permissions import may
+from ...models.permissions import ACTIONS, may
 from ...server.login_throttle import network_of
+
+_VERBS = {
+    "list": "view", "retrieve": "view", "create": "add", "update": "change", "partial_update": "change",
+    "destroy": "delete",
+    # OPTIONS describes the list.
+    "metadata": "view",
+}  # fmt: skip
 
 
 class IsLoggedIn(BasePermission):
@@ -30,7 +37,7 @@ class IsLoggedIn(BasePermission):
 
 
 class HasActionPermission(IsLoggedIn):
-    """Require the permission of the action that the view's `needs` names for the requested method."""
+    """Require the permission of the requested action on the view's resource, or the one that its `needs` names."""
 
     def has_permission(self, request: Request, view: APIView) -> bool:
         """Return whether the user may perform the action.
@@ -42,9 +49,9 @@ class HasActionPermission(IsLoggedIn):
         action = getattr(view, "action", None)
         if action is None:
             return True
-        # OPTIONS ("metadata") describes the list, so it needs the permission of the list.
-        required: Any = getattr(view, "needs", {}).get("list" if action == "metadata" else action)
-        return required is not None and may(request.user, required)
+        name: Any = _VERBS.get(action, action.removeprefix("bulk_"))
+        required = getattr(view, "needs", {}).get(action) or f"{getattr(view, 'resource', '')}.{name}"
+        return required in ACTIONS and may(request.user, required)
 
 
 class PasswordThrottle(BaseThrottle):

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from functools import partial
-from typing import ClassVar
 
 from rest_framework.request import Request
 from rest_framework.response import Response
@@ -21,7 +20,7 @@ class Alarms(ApiView, ViewSet):
     """List the conditions that need attention, for monitors and dashboards."""
 
     permission_classes = (HasActionPermission,)
-    needs: ClassVar = {"list": "overview.view"}
+    resource = "overview"
 
     @describe(
         operation_id="alarms_list",

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Collection, Iterable, Mapping
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from typing import Any, ClassVar
 
 from django.contrib.auth.models import AnonymousUser
@@ -48,7 +48,7 @@ class ApiView(APIView):
         if request.method in (*SAFE_METHODS, "DELETE"):
             refuse_unknown(request.data, (), "member of the body")
 
-    def get_parameters(self) -> list[str]:
+    def get_parameters(self) -> Any:
         """Return the names of the query parameters of this method."""
         # Of the browsable pages; a project may turn it off.
         return list(filter(None, [self.settings.URL_FORMAT_OVERRIDE]))
@@ -90,12 +90,30 @@ class Resource(ApiView, GenericViewSet[Any]):
 
     permission_classes = (HasActionPermission,)
     filter_backends: Any = (DjangoFilterBackend,)
-    # No default: a view that forgets it is closed to all users.
-    needs: ClassVar[Mapping[str, str]]
-    """For each method of the view, an action of `models.permissions`. A method without an entry is closed."""
+    needs: ClassVar[Mapping[str, str]] = {}
+    """Methods that need another action of `models.permissions` than theirs on the resource."""
     lookup_value_regex = "[^/]+"
     key_pattern = re.compile(r"[^\x00\ud800-\udfff]{1,255}")
     """Pattern of valid row keys: any other key is not queried and answers 404."""
+
+    def serialize(self, rows: Sequence[Any]) -> Any:
+        """Return the documents of these rows, with one query for what is counted for all of them."""
+        return self.get_serializer(rows, many=True).data
+
+    def serialize_one(self, row: Any) -> Any:
+        """Return the document of one row."""
+        return self.serialize([row])[0]
+
+    # Without docstrings: the OpenAPI document has that of the class instead.
+    def list(self, request: Request) -> Response:  # noqa: ARG002
+        return self.respond_with_page(self.filter_queryset(self.get_queryset()))
+
+    def retrieve(self, request: Request, **_: Any) -> Response:  # noqa: ARG002
+        return Response(self.serialize_one(self.get_object()))
+
+    def respond_with_page(self, rows: Any) -> Response:
+        """Return a response with the page of these rows that the request asks for."""
+        return self.get_paginated_response(self.serialize(self.paginate_queryset(rows) or []))
 
     def get_object(self) -> Any:
         """Return the row that the URL names. Raises Http404, without a query if no row can have that key."""
@@ -110,7 +128,7 @@ class Resource(ApiView, GenericViewSet[Any]):
         # Otherwise `JobFilter` would search the recent jobs only, and the URL of an older job would be a 404.
         return super().filter_queryset(queryset) if self.action == "list" else queryset
 
-    def get_parameters(self) -> list[str]:
+    def get_parameters(self) -> Any:
         """Return the names of the query parameters of this action: filters and pages of a list."""
         names = super().get_parameters()
         if self.request.method == "DELETE":

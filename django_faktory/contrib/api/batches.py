@@ -6,7 +6,6 @@ from typing import Any, ClassVar
 
 from drf_spectacular.utils import extend_schema_view
 from rest_framework.decorators import action
-from rest_framework.mixins import ListModelMixin, RetrieveModelMixin
 from rest_framework.request import Request
 from rest_framework.response import Response
 
@@ -26,7 +25,7 @@ from .paging import LatestFirst, NewestFirst
     list=describe(summary="List batches, the newest first"),
     retrieve=describe(summary="Show a batch"),
 )
-class Batches(ListModelMixin, RetrieveModelMixin, Resource):
+class Batches(Resource):
     """Batches: jobs that belong together, and the callbacks that follow them."""
 
     queryset = Batch.objects.none()
@@ -36,13 +35,10 @@ class Batches(ListModelMixin, RetrieveModelMixin, Resource):
     lookup_field = "bid"
     resource = "batch"
     needs: ClassVar = {
-        "list": "batch.view",
-        "retrieve": "batch.view",
         # Members are jobs, although their address is that of a batch (ADR 0034).
         "members": "job.view",
         "children": "batch.view",
         "tree": "batch.view",
-        "retry": "batch.retry",
     }
 
     def get_queryset(self) -> Any:
@@ -60,13 +56,13 @@ class Batches(ListModelMixin, RetrieveModelMixin, Resource):
     def members(self, request: Request, **_: Any) -> Response:  # noqa: ARG002
         """Return the members of the batch, newest first. Needs permission to view jobs."""
         jobs = Job.objects.using(get_alias()).batch(self.get_object().bid).only(*SHORT)
-        return self._respond_with_page(jobs)
+        return self.respond_with_page(jobs)
 
     @describe(summary="List the children of a batch", responses=answers.Batch(many=True), filters=False)
     @action(detail=True, filterset_class=None)
     def children(self, request: Request, **_: Any) -> Response:  # noqa: ARG002
         """Return the direct children of the batch, newest first."""
-        return self._respond_with_page(self.get_queryset().filter(parent_bid=self.get_object().bid))
+        return self.respond_with_page(self.get_queryset().filter(parent_bid=self.get_object().bid))
 
     @describe(
         summary="Show the tree of a batch",
@@ -87,7 +83,6 @@ class Batches(ListModelMixin, RetrieveModelMixin, Resource):
         f"{inputs.MAX_AT_ONCE} at once.",
         answers.ChangeCount,
     )
-    @action(detail=True, methods=["post"])
     def retry(self, request: Request, **_: Any) -> Response:
         """Retry dead and retrying members and callbacks now; repeat the request while `changed` is not 0."""
         validated, batch = self.read_input(inputs.ReasonSerializer), self.get_object()
@@ -95,7 +90,3 @@ class Batches(ListModelMixin, RetrieveModelMixin, Resource):
         changed = bulk.retry_batches([batch.bid], using=get_alias(), limit=inputs.MAX_AT_ONCE)
         record_change(request, batch, f"Retried {changed} failed jobs", reason=validated["reason"])
         return Response({"changed": changed})
-
-    def _respond_with_page(self, rows: Any) -> Response:
-        page = self.paginate_queryset(rows)
-        return self.get_paginated_response(self.get_serializer(page, many=True).data)

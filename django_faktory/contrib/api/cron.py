@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Any, ClassVar
+from typing import Any
 
 from django.conf import settings
 from django.db import IntegrityError, transaction
 from drf_spectacular.types import OpenApiTypes
 from drf_spectacular.utils import OpenApiParameter, extend_schema_view
 from rest_framework import status
-from rest_framework.decorators import action
 from rest_framework.exceptions import ValidationError
 from rest_framework.request import Request
 from rest_framework.response import Response
@@ -50,31 +49,15 @@ class CronEntries(Resource):
     lookup_field = "name"
     lookup_value_regex = "(?:(?!/(?:pause|resume|run)/$).)+"  # names may contain slashes
     resource = "cronentry"
-    needs: ClassVar = {
-        "list": "cronentry.view",
-        "retrieve": "cronentry.view",
-        "create": "cronentry.add",
-        "partial_update": "cronentry.change",
-        "destroy": "cronentry.delete",
-        "pause": "cronentry.pause",
-        "resume": "cronentry.resume",
-        "run": "cronentry.run",
-    }
 
     def get_queryset(self) -> Any:
         """Return all entries, including entries removed from the code."""
         return CronEntry.objects.using(get_alias())
 
-    def list(self, request: Request) -> Response:  # noqa: ARG002
-        """Return cron entries by name, each with its latest run."""
-        page = self.paginate_queryset(self.filter_queryset(self.get_queryset())) or []
-        # One query for the latest runs of the whole page, instead of one per entry.
-        latest = cron_runs.read_latest([entry.pk for entry in page], using=get_alias())
-        return self.get_paginated_response([self._summary_of(entry, latest.get(entry.pk)) for entry in page])
-
-    def retrieve(self, request: Request, **_: Any) -> Response:  # noqa: ARG002
-        """Return one cron entry with its next ticks and its latest runs."""
-        return Response(self._detail_of(self.get_object()))
+    def serialize(self, rows: Any) -> Any:
+        """Return cron entries, each with its latest run."""
+        latest = cron_runs.read_latest([entry.pk for entry in rows], using=get_alias())
+        return [self._summary_of(entry, latest.get(entry.pk)) for entry in rows]
 
     @describe(
         summary="Create a cron entry",
@@ -101,7 +84,7 @@ class CronEntries(Resource):
         except IntegrityError as error:
             raise name_taken from error
         record_change(request, entry, "Written", flag=ADDED, reason=reason)
-        return self.respond(lambda: self._detail_of(self._reload(entry)), code=status.HTTP_201_CREATED)
+        return self.respond(lambda: self.serialize_one(self._reload(entry)), code=status.HTTP_201_CREATED)
 
     @describe(
         summary="Edit a cron entry of the admin",
@@ -124,7 +107,7 @@ class CronEntries(Resource):
             setattr(entry, field, value)
         cron_entries.save(entry, using=get_alias())
         record_change(request, entry, f"Edited {', '.join(sorted(values))}", reason=reason)
-        return self.respond(lambda: self._detail_of(self._reload(entry)))
+        return self.respond(lambda: self.serialize_one(self._reload(entry)))
 
     @describe(
         summary="Delete a cron entry",
@@ -144,7 +127,6 @@ class CronEntries(Resource):
         return Response(status=status.HTTP_204_NO_CONTENT)
 
     @describe_action("Pause a cron entry", "No tick is due until it is resumed.", answers.CronDetail, shows_row=True)
-    @action(detail=True, methods=["post"])
     def pause(self, request: Request, **_: Any) -> Response:
         """Pause the entry; nothing changes if it is already paused."""
         return self._execute(request, cron_entries.pause, "Paused")
@@ -155,7 +137,6 @@ class CronEntries(Resource):
         answers.CronDetail,
         shows_row=True,
     )
-    @action(detail=True, methods=["post"])
     def resume(self, request: Request, **_: Any) -> Response:
         """Resume the entry; ticks during the pause are skipped."""
         return self._execute(request, cron_entries.resume, "Resumed")
@@ -165,7 +146,6 @@ class CronEntries(Resource):
         "Enqueues a job at once, ignoring its pause and overlap policy.",
         answers.Enqueued,
     )
-    @action(detail=True, methods=["post"])
     def run(self, request: Request, **_: Any) -> Response:
         """Enqueue a job of the entry now; the schedule is not affected."""
         validated, entry = self.read_input(inputs.ReasonSerializer), self.get_object()
@@ -180,14 +160,15 @@ class CronEntries(Resource):
         validated, entry = self.read_input(inputs.ReasonSerializer), self.get_object()
         change([entry.pk], using=get_alias())
         record_change(request, entry, summary, reason=validated["reason"])
-        return self.respond(lambda: self._detail_of(self._reload(entry)))
+        return self.respond(lambda: self.serialize_one(self._reload(entry)))
 
     def _summary_of(self, entry: CronEntry, run: CronRun | None) -> dict[str, Any]:
         summary = cron_entry_of(entry, run)
         return summary | {"latest": summary["latest"] and self._hide_fields(summary["latest"])}
 
-    def _detail_of(self, entry: CronEntry) -> dict[str, Any]:
-        using = get_alias()
+    def serialize_one(self, row: CronEntry) -> dict[str, Any]:
+        """Return a cron entry with its next ticks and its latest runs."""
+        entry, using = row, get_alias()
         runs = list(CronRun.objects.using(using).filter(entry=entry).order_by("-id")[:RUNS_SHOWN])
         # The job row is more recent than the outcome in the run row.
         outcomes = cron_runs.read_outcomes([run.jid for run in runs if run.jid], using=using)

@@ -11,6 +11,7 @@ from typing import Any, TypeVar
 
 from drf_spectacular.openapi import AutoSchema as BaseAutoSchema
 from drf_spectacular.utils import OpenApiResponse, extend_schema
+from rest_framework.decorators import action
 
 from . import inputs
 
@@ -86,7 +87,15 @@ def describe_action(
     *,
     request: Any = inputs.ReasonSerializer,
     shows_row: bool = False,
+    **options: Any,
 ) -> Callable[[F], F]:
-    """Return a decorator for a POST action. An action that `shows_row` has the response 204 too, see `UNSEEN`."""
+    """Return a decorator for a POST action on a row. If it `shows_row`, it has the response 204 too, see `UNSEEN`."""
     responses = {200: response, 204: UNSEEN} if shows_row else {200: response}
-    return describe(summary=summary, description=description, request=request, responses=responses)
+    described = describe(summary=summary, description=description, request=request, responses=responses)
+    make_action = action(**{"detail": True, "methods": ["post"], **options})
+
+    def decorate(view: F) -> F:
+        made: F = described(make_action(view))  # type: ignore[assignment]  # an action is the function with attributes
+        return made
+
+    return decorate

@@ -3,14 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Any, ClassVar
+from typing import Any
 
 from django.core.signing import BadSignature
 from drf_spectacular.utils import extend_schema_view
 from rest_framework import status
-from rest_framework.decorators import action
 from rest_framework.exceptions import PermissionDenied, ValidationError
-from rest_framework.mixins import ListModelMixin, RetrieveModelMixin
 from rest_framework.request import Request
 from rest_framework.response import Response
 
@@ -53,8 +51,7 @@ def _make_action(verb: Verb, summary: str, description: str) -> Callable[..., Re
 
     # REST framework derives the address and the title of an action from the name of its function.
     perform.__name__, perform.__doc__ = str(verb), description
-    describe_this = describe_action(summary, description, answers.ActionResult, shows_row=True)
-    return describe_this(action(detail=True, methods=["post"])(perform))
+    return describe_action(summary, description, answers.ActionResult, shows_row=True)(perform)
 
 
 def _make_bulk_action(verb: Verb, summary: str) -> Callable[..., Response]:
@@ -68,8 +65,11 @@ def _make_bulk_action(verb: Verb, summary: str) -> Callable[..., Response]:
         return self._execute_on_many(request, verb)
 
     perform.__name__, perform.__doc__ = f"bulk_{verb}", description
-    describe_this = describe_action(summary, description, answers.BulkResult, request=inputs.BulkRequestSerializer)
-    return describe_this(action(detail=False, methods=["post"], url_path=f"bulk/{verb}")(perform))
+    describe_this = describe_action(
+        summary, description, answers.BulkResult, request=inputs.BulkRequestSerializer, detail=False,
+        url_path=f"bulk/{verb}",
+    )  # fmt: skip
+    return describe_this(perform)
 
 
 @extend_schema_view(
@@ -83,7 +83,7 @@ def _make_bulk_action(verb: Verb, summary: str) -> Callable[..., Response]:
         responses=answers.JobDetail,
     ),
 )
-class Jobs(ListModelMixin, RetrieveModelMixin, Resource):
+class Jobs(Resource):
     """Jobs in any state, selected with the query language."""
 
     queryset = Job.objects.none()
@@ -92,24 +92,6 @@ class Jobs(ListModelMixin, RetrieveModelMixin, Resource):
     filterset_class = JobFilter
     lookup_field = "jid"
     resource = "job"
-    needs: ClassVar = {
-        "list": "job.view",
-        "retrieve": "job.view",
-        "create": "job.add",
-        "partial_update": "job.change",
-        "retry": "job.retry",
-        "requeue": "job.requeue",
-        "kill": "job.kill",
-        "discard": "job.discard",
-        "prune": "job.prune",
-        "cancel": "job.cancel",
-        "bulk_retry": "job.retry",
-        "bulk_requeue": "job.requeue",
-        "bulk_cancel": "job.cancel",
-        "bulk_kill": "job.kill",
-        "bulk_discard": "job.discard",
-        "bulk_prune": "job.prune",
-    }
 
     def get_queryset(self) -> JobQuerySet:
         """Return the rows; lists leave out the columns of long texts."""

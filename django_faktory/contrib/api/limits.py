@@ -7,19 +7,18 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from functools import partial
-from typing import Any, ClassVar
+from typing import Any
 
 from drf_spectacular.types import OpenApiTypes
 from drf_spectacular.utils import OpenApiParameter, extend_schema_view
 from rest_framework import status
-from rest_framework.decorators import action
 from rest_framework.exceptions import ValidationError
 from rest_framework.request import Request
 from rest_framework.response import Response
 
 from ...core.limits import Allowance
 from ...models import Limit
-from ...operations import rows
+from ...operations.rows import LimitRow
 from ...operations.serializers import read_limits
 from ...store.limits import definitions
 from ...tasks import limits as task_limits
@@ -49,28 +48,18 @@ class Limits(Resource):
     # A 64-bit id has up to 19 digits; each number of 18 digits fits.
     lookup_value_regex = "[0-9]{1,18}"
     resource = "limit"
-    needs: ClassVar = {
-        "list": "limit.view",
-        "retrieve": "limit.view",
-        "create": "limit.add",
-        "update": "limit.change",
-        "destroy": "limit.delete",
-        "pause": "limit.pause",
-        "resume": "limit.resume",
-    }
 
     def get_queryset(self) -> Any:
         """Return all limits, including those defined in code."""
         return Limit.objects.using(get_alias())
 
-    def list(self, request: Request) -> Response:  # noqa: ARG002
-        """Return limits with their current use, which is read for one page at a time."""
-        page = self.paginate_queryset(self.filter_queryset(self.get_queryset())) or []
-        return self.get_paginated_response(read_limits(page, using=get_alias(), row=rows.LimitRow))
+    def serialize(self, rows: Any) -> Any:
+        """Return the limits with their current use."""
+        return read_limits(rows, using=get_alias(), row=LimitRow)
 
-    def retrieve(self, request: Request, **_: Any) -> Response:  # noqa: ARG002
-        """Return one limit with its use and the number of jobs waiting for it."""
-        return Response(_detail_of(self.get_object()))
+    def serialize_one(self, row: Limit) -> Any:
+        """Return a limit with its use and the number of jobs waiting for it."""
+        return read_limits([row], using=get_alias())[0]
 
     @describe(
         summary="Set a limit",
@@ -88,7 +77,7 @@ class Limits(Resource):
             raise WrongState(f"name: there is a limit of {scope} {name:.80} already; change that")
         limit = definitions.save_limit(scope, name, allowance, using=get_alias())
         record_change(request, limit, "Written", flag=ADDED, reason=validated["reason"])
-        return self.respond(lambda: _detail_of(limit), code=status.HTTP_201_CREATED)
+        return self.respond(lambda: self.serialize_one(limit), code=status.HTTP_201_CREATED)
 
     @describe(
         summary="Change a limit",
@@ -102,7 +91,7 @@ class Limits(Resource):
         # Writes the limiters too, whose row locks make the new numbers apply at the commit (ADR 0016).
         changed = definitions.save_limit(limit.scope, limit.name, _parse_allowance(validated), using=get_alias())
         record_change(request, changed, f"Edited: {changed.allowance_text}", reason=validated["reason"])
-        return self.respond(lambda: _detail_of(changed))
+        return self.respond(lambda: self.serialize_one(changed))
 
     @describe(
         summary="Delete a limit",
@@ -125,8 +114,8 @@ class Limits(Resource):
         "None of their jobs starts from now on; running jobs continue.",
         answers.ChangedTasks,
         request=inputs.TaskNamesSerializer,
+        detail=False,
     )
-    @action(detail=False, methods=["post"])
     def pause(self, request: Request) -> Response:
         """Pause the tasks; a task that is already paused is not changed."""
         validated = self.read_input(inputs.TaskNamesSerializer)
@@ -138,8 +127,8 @@ class Limits(Resource):
         "Their jobs start again, within their limits.",
         answers.ChangedTasks,
         request=inputs.TaskNamesSerializer,
+        detail=False,
     )
-    @action(detail=False, methods=["post"])
     def resume(self, request: Request) -> Response:
         """Resume the tasks; a task that is not paused is not changed."""
         return self._execute(request, self.read_input(inputs.TaskNamesSerializer), definitions.resume, "Resumed")
@@ -150,10 +139,6 @@ class Limits(Resource):
         for name in changed:
             record_change(request, Limit, summary, name=name, reason=validated["reason"])
         return Response({"tasks": changed})
-
-
-def _detail_of(limit: Limit) -> dict[str, Any]:
-    return read_limits([limit], using=get_alias())[0]
 
 
 def _parse_allowance(validated: Mapping[str, Any]) -> Allowance:

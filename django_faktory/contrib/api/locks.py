@@ -3,13 +3,11 @@
 from __future__ import annotations
 
 import re
-from typing import Any, ClassVar
+from typing import Any
 
 from django.http import Http404
 from drf_spectacular.types import OpenApiTypes
 from drf_spectacular.utils import OpenApiParameter, extend_schema_view
-from rest_framework.decorators import action
-from rest_framework.mixins import ListModelMixin, RetrieveModelMixin
 from rest_framework.request import Request
 from rest_framework.response import Response
 
@@ -28,7 +26,7 @@ from .paging import NewestFirst
     list=describe(summary="List locks, the newest first"),
     retrieve=describe(summary="Show a lock"),
 )
-class Locks(ListModelMixin, RetrieveModelMixin, Resource):
+class Locks(Resource):
     """Lock keys that running jobs hold."""
 
     queryset = JobLock.objects.none()
@@ -40,11 +38,6 @@ class Locks(ListModelMixin, RetrieveModelMixin, Resource):
     # A 64-bit id has up to 19 digits; each number of 18 digits fits.
     key_pattern = re.compile("[0-9]{1,18}")
     resource = "joblock"
-    needs: ClassVar = {
-        "list": "joblock.view",
-        "retrieve": "joblock.view",
-        "release": "joblock.release",
-    }
 
     def get_queryset(self) -> Any:
         """Return all locks, including expired ones that no other job has acquired yet."""
@@ -55,7 +48,6 @@ class Locks(ListModelMixin, RetrieveModelMixin, Resource):
         "The next job of the key may then run while the former holder still runs.",
         answers.ReleasedLock,
     )
-    @action(detail=True, methods=["post"])
     def release(self, request: Request, **_: Any) -> Response:
         """Release the lock with this token.
 

@@ -3,10 +3,9 @@
 from __future__ import annotations
 
 import time
-from typing import Any, ClassVar
+from typing import Any
 
 from drf_spectacular.utils import extend_schema_view
-from rest_framework.decorators import action
 from rest_framework.request import Request
 from rest_framework.response import Response
 
@@ -42,32 +41,26 @@ class Queues(Resource):
     filterset_class = QueueFilterSet
     lookup_field = "name"
     resource = "queue"
-    needs: ClassVar = {
-        "list": "queue.view",
-        "retrieve": "queue.view",
-        "pause": "queue.pause",
-        "resume": "queue.resume",
-        "clear": "queue.clear",
-    }
     clears_for_s = CLEARS_FOR_S
 
     def get_queryset(self) -> Any:
         """Return all known queues."""
         return Queue.objects.using(get_alias())
 
-    def list(self, request: Request) -> Response:  # noqa: ARG002
-        """Return queues by name; sizes are counted up to a limit, for one page at a time."""
-        page = self.paginate_queryset(self.filter_queryset(self.get_queryset()))
-        return self.get_paginated_response(_serialize_page(page or []))
-
-    def retrieve(self, request: Request, **_: Any) -> Response:  # noqa: ARG002
-        """Return one queue with its size and latency."""
-        return Response(_serialize_page([self.get_object()])[0])
+    def serialize(self, rows: Any) -> Any:
+        """Return the queues; sizes are counted up to a limit."""
+        # A large page counts fewer jobs per queue, so that the work per request is bounded.
+        max_count = min(COUNTED_PER_QUEUE, COUNTED_PER_PAGE // max(1, len(rows)))
+        waiting = store_queues.read_waiting([queue.name for queue in rows], using=get_alias(), max_count=max_count)
+        return [
+            QueueRow.read(queue, size=found.size, is_more=found.is_more, latency_s=round(found.latency_s, 3))
+            for queue in rows
+            for found in (waiting[queue.name],)
+        ]
 
     @describe_action(
         "Pause a queue", "Workers get no jobs from it; running jobs continue.", answers.Queue, shows_row=True
     )
-    @action(detail=True, methods=["post"])
     def pause(self, request: Request, **_: Any) -> Response:
         """Pause the queue; nothing changes if it is already paused."""
         validated, queue = self.read_input(inputs.ReasonSerializer), self.get_object()
@@ -76,7 +69,6 @@ class Queues(Resource):
         return self._finish_action(request, queue, "Paused", validated["reason"])
 
     @describe_action("Resume a queue", "Workers get its jobs again.", answers.Queue, shows_row=True)
-    @action(detail=True, methods=["post"])
     def resume(self, request: Request, **_: Any) -> Response:
         """Resume the queue; nothing changes if it is not paused."""
         validated, queue = self.read_input(inputs.ReasonSerializer), self.get_object()
@@ -88,7 +80,6 @@ class Queues(Resource):
         "Discard its enqueued jobs, and delete the queue and its pause. The request stops after 5 seconds.",
         answers.ClearedQueue,
     )
-    @action(detail=True, methods=["post"])
     def clear(self, request: Request, **_: Any) -> Response:
         """Clear the queue, for at most `clears_for_s` seconds.
 
@@ -117,15 +108,4 @@ class Queues(Resource):
         record_change(request, queue, summary, reason=reason)
         # The broker changed the row in the database, not this object.
         queue.refresh_from_db()
-        return self.respond(lambda: _serialize_page([queue])[0])
-
-
-def _serialize_page(page: Any) -> Any:
-    # A large page counts fewer jobs per queue, so that the work per request is bounded.
-    max_count = min(COUNTED_PER_QUEUE, COUNTED_PER_PAGE // max(1, len(page)))
-    waiting = store_queues.read_waiting([queue.name for queue in page], using=get_alias(), max_count=max_count)
-    return [
-        QueueRow.read(queue, size=found.size, is_more=found.is_more, latency_s=round(found.latency_s, 3))
-        for queue in page
-        for found in (waiting[queue.name],)
-    ]
+        return self.respond(lambda: self.serialize_one(queue))

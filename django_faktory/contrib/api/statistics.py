@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from typing import ClassVar
-
 from rest_framework.request import Request
 from rest_framework.response import Response
 from rest_framework.viewsets import ViewSet
@@ -24,7 +22,7 @@ class Statistics(ApiView, ViewSet):
     """Totals and capped counts of all jobs, queues, workers and batches."""
 
     permission_classes = (HasActionPermission,)
-    needs: ClassVar = {"list": "overview.view"}
+    resource = "overview"
     counted_to = COUNTED
 
     @describe(

@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
-from typing import Any, ClassVar
+from typing import Any
 
 from drf_spectacular.utils import extend_schema_view
-from rest_framework.decorators import action
 from rest_framework.request import Request
 from rest_framework.response import Response
 
@@ -34,39 +33,26 @@ class Workers(Resource):
     filterset_class = WorkerFilter
     lookup_field = "wid"
     resource = "workerprocess"
-    needs: ClassVar = {
-        "list": "workerprocess.view",
-        "retrieve": "workerprocess.view",
-        "quiet": "workerprocess.quiet",
-        "terminate": "workerprocess.terminate",
-    }
 
     def get_queryset(self) -> Any:
         """Return live workers only: the rows of other workers are about to be deleted."""
         # A client that sends no BEAT counts as alive while it holds jobs.
         return WorkerProcess.objects.using(get_alias()).filter(store_workers.living(conf.get("WORKER_TIMEOUT")))
 
-    def list(self, request: Request) -> Response:  # noqa: ARG002
-        """Return live workers, each with its number of jobs."""
-        page = self.paginate_queryset(self.filter_queryset(self.get_queryset()))
-        return self.get_paginated_response(read_workers(page or [], using=get_alias()))
-
-    def retrieve(self, request: Request, **_: Any) -> Response:  # noqa: ARG002
-        """Return one live worker with its number of jobs."""
-        return Response(read_workers([self.get_object()], using=get_alias())[0])
+    def serialize(self, rows: Any) -> Any:
+        """Return the workers, each with its number of jobs."""
+        return read_workers(rows, using=get_alias())
 
     @describe_action(
         "Quiet a worker",
         "It fetches no more jobs and finishes its running jobs. This cannot be undone.",
         answers.ChangeCount,
     )
-    @action(detail=True, methods=["post"])
     def quiet(self, request: Request, **_: Any) -> Response:
         """Quiet the worker. It receives its new state in the reply to its next heartbeat."""
         return self._advance(request, "quiet")
 
     @describe_action("Terminate a worker", "It finishes its running jobs and exits.", answers.ChangeCount)
-    @action(detail=True, methods=["post"])
     def terminate(self, request: Request, **_: Any) -> Response:
         """Terminate the worker. It receives its new state in the reply to its next heartbeat."""
         return self._advance(request, "terminate")
