@@ -76,7 +76,6 @@ class OutboxEntryAdmin(ReadOnlyAdmin):
 
     @admin.display(description=_("job ID"), ordering="jid")
     def job_id(self, entry: OutboxEntry) -> str:
-        """Return the job's ID."""
         return str(entry.jid)
 
     @admin.display(description=_("error"), ordering="error")

@@ -370,7 +370,6 @@ class FaktoryModelAdmin(AnyAdmin):
         return names
 
     def get_changelist(self, request: HttpRequest, **kwargs: Any) -> type[ChangeList]:  # noqa: ARG002
-        """Return the class of the list."""
         return self.list_class
 
     list_class: type[ChangeList] = SafeChangeList
@@ -512,17 +511,11 @@ def _add_navigation(request: HttpRequest, context: Mapping[str, Any] | None) -> 
 class ReadOnlyAdmin(FaktoryModelAdmin):
     """Read-only admin: rows change by actions, which have addresses of their own, not by Django's forms."""
 
-    def has_add_permission(self, request: HttpRequest) -> bool:  # noqa: ARG002
-        """Return False for every user."""
+    def _has_none(self, request: HttpRequest, obj: Any = None) -> bool:  # noqa: ARG002
+        # Django's form would write all columns back as they were when the page was read.
         return False
 
-    def has_change_permission(self, request: HttpRequest, obj: Any = None) -> bool:  # noqa: ARG002
-        """Return False for every user: Django would write all columns back as they were when the page was read."""
-        return False
-
-    def has_delete_permission(self, request: HttpRequest, obj: Any = None) -> bool:  # noqa: ARG002
-        """Return False for every user."""
-        return False
+    has_add_permission = has_change_permission = has_delete_permission = _has_none
 
     def get_object(self, request: HttpRequest, object_id: str, from_field: str | None = None) -> Any:
         """Read a row with the beginnings of its long texts: it is shown, and never saved."""
@@ -542,7 +535,6 @@ class ReadOnlyAdmin(FaktoryModelAdmin):
         return super().change_view(request, object_id, form_url, {**title, **buttons, **(extra_context or {})})
 
     def get_readonly_fields(self, request: HttpRequest, obj: Any = None) -> list[str]:  # noqa: ARG002
-        """Return all fields of the model, and `extra_fields`."""
         return [*(field.name for field in self.model._meta.fields), *self.extra_fields]  # noqa: SLF001
 
     extra_fields: tuple[str, ...] = ()

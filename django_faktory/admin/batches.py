@@ -87,7 +87,6 @@ class StageFilter(admin.SimpleListFilter):
         return list(_STAGES.items())
 
     def queryset(self, request: HttpRequest, queryset: QuerySet[Batch]) -> QuerySet[Batch]:  # noqa: ARG002
-        """Return the batches of the chosen stage."""
         stage = self.value()
         return batch_tree.in_stage(queryset, stage) if stage in _STAGES else queryset
 

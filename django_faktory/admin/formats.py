@@ -76,7 +76,6 @@ def error_text(error: Exception) -> str:
 
 
 def format_age(moment: datetime) -> str:
-    """Format the time since `moment`."""
     # The clock of the database may be ahead of this one.
     return format_duration(max(0.0, (make_aware(timezone.now()) - make_aware(moment)).total_seconds()))
 

@@ -195,7 +195,6 @@ class LimitAdmin(ObjectActionsMixin):
 
     @admin.display(description=_("allows"))
     def allows(self, limit: Limit) -> str:
-        """Return the allowance as text."""
         return limit.localized_allowance
 
     @admin.display(description=_("in use"))

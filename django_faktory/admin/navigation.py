@@ -20,8 +20,6 @@ from .links import page_url
 
 
 class NavigationLink(NamedTuple):
-    """A link of the bar."""
-
     label: StrOrPromise
     url: str
     number: str

@@ -186,7 +186,6 @@ def _read_lines(rows: list[Any]) -> list[QueueLine]:
 
 
 def _read_limits(rows: list[Any]) -> dict[str, Limit]:
-    """Return the limits of these queues by name."""
     if not rows:
         return {}
     limits = Limit.objects.filter(scope=Scope.QUEUE, name__in=[row.name for row in rows])

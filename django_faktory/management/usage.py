@@ -24,7 +24,6 @@ class Parser(CommandParser):
         return namespace, unknown
 
     def error(self, message: str) -> NoReturn:
-        """Report the error and exit."""
         report(self, message)
 
 

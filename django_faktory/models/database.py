@@ -26,7 +26,6 @@ class JobsManager(models.Manager[_Row]):
         return self._db or alias or self.model.get_alias()
 
     def get_queryset(self) -> models.QuerySet[_Row]:
-        """Return all rows of this database."""
         return super().get_queryset().using(self.db)
 
 

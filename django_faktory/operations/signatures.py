@@ -14,8 +14,6 @@ logger = get_logger(__name__)
 
 
 class BoundArgument(NamedTuple):
-    """An argument with the parameter that receives it."""
-
     parameter: Parameter
     name: str
     """The parameter's name; `*name` for one of its further positional values, the keyword for a further keyword."""
@@ -29,7 +27,6 @@ def find_task(jobtype: str) -> FaktoryTask[..., Any] | None:
 
 
 def find_tasks() -> tuple[FaktoryTask[..., Any], ...]:
-    """Return all tasks of this project."""
     _import_tasks()
     return registered()
 

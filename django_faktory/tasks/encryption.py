@@ -68,7 +68,6 @@ def decrypt_arguments(jobtype: str, args: Sequence[Any]) -> tuple[list[Any], dic
 
 
 def encrypt_value(value: Any) -> dict[str, str]:
-    """Return the encrypted form of a result."""
     return {SEALED: _fernet(CannotEncrypt).encrypt(_encode_text(jsontext.encode(value))).decode()}
 
 

@@ -100,7 +100,6 @@ def definitions() -> Iterator[LimitDefinition]:
 
 
 def read_definitions() -> Iterator[LimitDefinition | InvalidDefinition]:
-    """Yield each limit, or the problem with it."""
     # With limit_key the limit applies to keys; their prefix, the part before the colon, is the jobtype.
     for task in registered():
         if task.limit is not None:

@@ -63,7 +63,6 @@ def shows_log() -> bool:
 
 
 def redact_log(jobtype: str, lines: Sequence[str]) -> list[str]:
-    """Return the visible log lines of an attempt."""
     if not lines or not shows_log():
         return []
     if not conf.get("REDACT_LOG"):

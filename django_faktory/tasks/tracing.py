@@ -31,7 +31,6 @@ View = Callable[[HttpRequest], Any]
 
 
 def current_context() -> dict[str, str]:
-    """Return the values that are set, by name."""
     return {name: value for name, (variable, _) in _VARIABLES.items() if (value := variable.get())}
 
 

@@ -28,7 +28,6 @@ class Clock:
         return None if self.shift is None else self.now()
 
     def move_to(self, moment: datetime) -> None:
-        """Set the current time to `moment`."""
         self.shift = moment - self._real()
 
     @contextmanager

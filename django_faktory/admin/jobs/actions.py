@@ -17,8 +17,6 @@ from ..formats import StrOrPromise
 
 
 class JobAction(NamedTuple):
-    """One action on jobs."""
-
     label: StrOrPromise
     done_label: StrOrPromise
     needs: str

@@ -53,7 +53,6 @@ class StateFilter(admin.SimpleListFilter):
         return [(str(state), STATES[state]) for state in State]
 
     def queryset(self, request: HttpRequest, queryset: QuerySet[Job]) -> QuerySet[Job]:  # noqa: ARG002
-        """Return the jobs in the chosen state."""
         state = self.value()
         if state not in set(State) or not isinstance(queryset, JobQuerySet):
             return queryset
@@ -72,7 +71,6 @@ class QueueFilter(admin.SimpleListFilter):
         return [(name, name) for name in Queue.objects.order_by("name").values_list("name", flat=True)[:200]]
 
     def queryset(self, request: HttpRequest, queryset: QuerySet[Job]) -> QuerySet[Job]:  # noqa: ARG002
-        """Return the jobs of the chosen queue."""
         name = self.value()
         # An edited URL may contain NUL, which no name of a queue has and PostgreSQL rejects.
         return queryset.filter(queue=name) if name and name.isprintable() else queryset
@@ -210,7 +208,6 @@ class JobAdmin(JobViews, RunViews, ErrorViews, BulkViews):
 
     @admin.display(description=_("job ID"))
     def job_id(self, job: Job) -> str:
-        """Return the job's ID."""
         return str(job.jid)
 
     @admin.display(description=_("attempts"))

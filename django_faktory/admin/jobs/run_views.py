@@ -100,7 +100,6 @@ class RunViews(ReadOnlyAdmin):
     has_run_permission = requires_permission("job.add")
 
     def get_urls(self) -> list[URLPattern]:
-        """Return the URLs, this page first."""
         view = self.admin_site.admin_view(self._run)
         return [path("run/", view, name="django_faktory_job_run"), *super().get_urls()]
 

@@ -84,8 +84,6 @@ class WorkerLine(NamedTuple):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class OverviewData:
-    """Data of the overview page."""
-
     at: datetime
     tiles: list[Tile]
     charts: list[Chart]
@@ -174,7 +172,6 @@ def _build_queue_line(name: str, waiting: Waiting, *, is_paused: bool) -> QueueL
 
 
 def build_queue_lines(rows: Sequence[Queue], *, using: str) -> list[QueueLine]:
-    """Return these queues with size and latency."""
     waiting = queue_sizes.read([queue.name for queue in rows], using=using)
     return [_build_queue_line(row.name, waiting[row.name], is_paused=row.paused_at is not None) for row in rows]
 
@@ -212,7 +209,6 @@ def _read_workers(using: str) -> list[WorkerLine]:
 
 
 def format_memory(worker: WorkerProcess) -> str:
-    """Format the memory that the worker reports."""
     return f"{format_number(worker.rss_kb // 1024)} MB" if worker.rss_kb else "–"
 
 

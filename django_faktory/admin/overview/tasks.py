@@ -76,7 +76,6 @@ def read_period(request: HttpRequest) -> Period:
 
 
 def build_line(timing: Timing, link: str, *, is_paused: bool = False) -> TimingLine:
-    """Return the texts of a row."""
     percent = timing.failed_percent
     return TimingLine(
         timing=timing,
@@ -126,7 +125,6 @@ class TaskViews(ReadOnlyAdmin):
     """Mixin for the overview's admin that adds the pages of tasks."""
 
     def get_urls(self) -> list[URLPattern]:
-        """Return the URLs, those of tasks first."""
         wrap = self.admin_site.admin_view
         return [
             path("tasks/", wrap(self._tasks), name="django_faktory_tasks"),

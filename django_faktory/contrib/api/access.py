@@ -70,7 +70,6 @@ class PasswordThrottle(BaseThrottle):
         return not limit or "Authorization" not in request.headers or cache.get(self._key(request), 0) < limit
 
     def count(self, request: Request) -> None:
-        """Count a wrong password."""
         key = self._key(request)
         # `incr` fails on a missing key and sets no timeout: create the key with one first.
         cache.add(key, 0, timeout=2 * _MINUTE_S)

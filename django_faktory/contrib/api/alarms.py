@@ -30,6 +30,5 @@ class Alarms(ApiView, ViewSet):
         responses=answers.Alarm(many=True),
     )
     def list(self, request: Request) -> Response:
-        """Return the present alarms."""
         visible_alarms = alarms.hide_names(alarms.read(using=get_alias()), partial(may_see, request.user))
         return Response(answers.Alarm(visible_alarms, many=True).data)

@@ -101,7 +101,6 @@ class Resource(ApiView, GenericViewSet[Any]):
         return self.get_serializer(rows, many=True).data
 
     def serialize_one(self, row: Any) -> Any:
-        """Return the document of one row."""
         return self.serialize([row])[0]
 
     # Without docstrings: the OpenAPI document has that of the class instead.
@@ -112,7 +111,6 @@ class Resource(ApiView, GenericViewSet[Any]):
         return Response(self.serialize_one(self.get_object()))
 
     def respond_with_page(self, rows: Any) -> Response:
-        """Return a response with the page of these rows that the request asks for."""
         return self.get_paginated_response(self.serialize(self.paginate_queryset(rows) or []))
 
     def get_object(self) -> Any:

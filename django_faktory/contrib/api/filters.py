@@ -149,7 +149,6 @@ class BatchFilter(FilterSet):
     parent = _Text(field_name="parent_bid", max_length=255, help_text="Children of this batch.")
 
     def by_stage(self, rows: QuerySet[Batch], _: str, stage: str) -> QuerySet[Batch]:
-        """Return the batches in the chosen stage."""
         return tree.in_stage(rows, stage)
 
 

@@ -82,11 +82,9 @@ class LatestFirst(NewestFirst):
     ordering = ("-id",)
 
     def get_ordering(self, request: Request, queryset: Any, view: Any) -> tuple[str, ...]:  # noqa: ARG002
-        """Return the order that the filter has given to the rows."""
         return tuple(queryset.query.order_by) or self.ordering
 
     def paginate_queryset(self, queryset: Any, request: Request, view: Any = None) -> Any:
-        """Return the rows of the page."""
         rows: Any = _Rows(queryset)
         return super().paginate_queryset(rows, request, view)
 
@@ -100,7 +98,6 @@ class LatestFirst(NewestFirst):
         return response
 
     def get_paginated_response_schema(self, schema: Any) -> Any:
-        """Return the schema with the member that `get_paginated_response` adds."""
         response_schema = super().get_paginated_response_schema(schema)
         response_schema["properties"]["searched"] = _SEARCHED
         response_schema["required"] = [*response_schema["required"], "searched"]
@@ -145,8 +142,6 @@ class _ByText(_ByCursor):
 
 
 class ByName(_ByText):
-    """Order by name, ascending."""
-
     ordering = "name"
 
 

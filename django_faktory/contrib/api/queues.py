@@ -44,7 +44,6 @@ class Queues(Resource):
     clears_for_s = CLEARS_FOR_S
 
     def get_queryset(self) -> Any:
-        """Return all known queues."""
         return Queue.objects.using(get_alias())
 
     def serialize(self, rows: Any) -> Any:

@@ -80,7 +80,6 @@ class FaktoryRedis:
         self._redis: Redis = connect(url)
 
     def close(self) -> None:
-        """Close all connections of the client."""
         close(self._redis)
 
     def refuse_other_clients(self) -> None:
@@ -104,7 +103,6 @@ class FaktoryRedis:
             )
 
     def read_contents(self) -> Contents:
-        """Read all keys and return them by meaning."""
         lists: list[Place] = []
         sets: dict[str, Place] = {}
         counters, unknown, name_sets = 0, [], set()
@@ -187,7 +185,6 @@ class FaktoryRedis:
                 self._redis.srem(EXPORTED, *removed_jids)
 
     def add_queues(self, names: Iterable[str], *, paused: bool = False) -> None:
-        """Add names to the known or to the paused queues."""
         if name_list := list(names):
             with _translate_errors():
                 self._redis.sadd("paused" if paused else "queues", *name_list)

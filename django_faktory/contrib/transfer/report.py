@@ -15,8 +15,6 @@ MAX_JIDS = 5
 
 @dataclass
 class Counts:
-    """Counts of one queue or set."""
-
     kind: str
     name: str
     found: int = 0

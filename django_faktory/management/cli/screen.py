@@ -72,7 +72,6 @@ class Screen:
         self.out.write(encode_document(document))
 
     def line(self, text: str) -> None:
-        """Write a cleaned line of text."""
         self.out.write(clean(text))
 
     def note(self, text: str) -> None:

@@ -39,7 +39,6 @@ class Invocation:
 
     @property
     def broker(self) -> Broker:
-        """Broker that the settings select."""
         return get_broker()
 
     @property
@@ -91,7 +90,6 @@ def operator() -> str:
 
 
 def add_reason(parser: argparse.ArgumentParser) -> None:
-    """Add the option --reason of a pause."""
     parser.add_argument("--reason", default="", metavar="TEXT", help="Why it is paused; shown on pages and in alarms.")
 
 

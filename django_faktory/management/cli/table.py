@@ -27,7 +27,6 @@ class Column(NamedTuple):
     """Its cells are dotted names, whose last part says most: they are cut at the beginning."""
 
     def read_cell(self, row: Any) -> object:
-        """Return its cell of a row."""
         return self.read(row) if callable(self.read) else row[self.read]
 
 
@@ -46,7 +45,6 @@ def lay_out(columns: Sequence[Column], rows: Sequence[Sequence[str]], *, width: 
 
 
 def join(cells: Sequence[str]) -> str:
-    """Return a row as a line."""
     return (" " * _GAP).join(cells).rstrip()
 
 

@@ -32,7 +32,6 @@ class Command(BaseCommand):
     is_parsed = False
 
     def add_arguments(self, parser: CommandParser) -> None:
-        """Add a parser for each subcommand."""
         common = _django_options()
         parser.error = partial(report, parser)  # type: ignore[method-assign]  # Django creates the parser
         subparsers = parser.add_subparsers(dest="subcommand", required=True, metavar="SUBCOMMAND", parser_class=Parser)
