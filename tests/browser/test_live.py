@@ -8,7 +8,7 @@ from django.utils import timezone
 from django_faktory import Batch
 from django_faktory.models import Batch as Row
 from django_faktory.models import Job
-from tests.factories import JobFactory, QueueFactory, WorkerFactory
+from tests.factories import JobFactory, WorkerFactory
 from tests.project.tasks import add
 
 pytestmark = [pytest.mark.slow, pytest.mark.once]
@@ -64,14 +64,6 @@ def test_a_list_stays_while_rows_are_selected(opened):
     seen.sees("shop.second")
 
 
-def test_a_list_says_that_the_session_has_ended(opened):
-    JobFactory()
-    seen = opened("job/")
-    seen.page.context.clear_cookies()
-    wait_for_update(seen.page)
-    seen.sees("You are logged out")
-
-
 def test_a_bulk_run_says_that_the_session_has_ended_and_keeps_what_is_done(opened):
     JobFactory.create_batch(3, dead=True)
     seen = opened("job/all/?verb=retry&state=dead")
@@ -88,16 +80,6 @@ def test_a_bulk_run_says_that_the_session_has_ended_and_keeps_what_is_done(opene
     seen.sees("You are logged out. Finished changes are kept")
     assert Job.objects.dead().count() == 3
     assert seen.complaints == []
-
-
-def test_the_page_of_a_queue_shows_new_jobs(opened):
-    QueueFactory(name="mail")
-    seen = opened("queue/mail/change/")
-    page = seen.page
-    assert page.locator("dd", has_text="0").count()
-    JobFactory.create_batch(7, queue="mail")
-    wait_for_update(page)
-    page.locator("dt:text-is('Waiting') + dd", has_text="7").wait_for()
 
 
 def test_the_page_of_a_batch_shows_its_progress(opened):

@@ -5,15 +5,14 @@ from django.db import connection
 from django.test.utils import CaptureQueriesContext
 
 from django_faktory.core.job_parser import parse_job
-from django_faktory.core.payloads import Ack, FetchRequest
 from django_faktory.errors import InvalidQuery
 from django_faktory.models import Job
 from django_faktory.models.related_object import about_of
-from django_faktory.store.jobs import acknowledgements, claims, pushes
+from django_faktory.store.jobs import pushes
 from example_project.shop.models import Order
 from tests.factories import JobFactory, payload
 from tests.project.models import Mark
-from tests.project.tasks import add, noop
+from tests.project.tasks import add
 
 pytestmark = [pytest.mark.once_if_quick, pytest.mark.django_db]
 
@@ -98,13 +97,6 @@ def test_pushing_a_finished_job_again_without_about_clears_its_object():
     )
     job = Job.objects.get()
     assert (job.state, job.about) == ("enqueued", None)
-
-
-def test_a_job_about_an_object_runs_like_any_other(mark):
-    noop.using(about=mark).enqueue()
-    [[job]] = claims.fetch([FetchRequest(queues=("default",), wid="w1")], using="default")
-    assert acknowledgements.ack([Ack(jid=job.jid, wid="w1", attempt=job.attempt)], using="default") == [True]
-    assert Job.objects.about(mark).succeeded().count() == 1
 
 
 # --- on the object's page

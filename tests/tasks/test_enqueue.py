@@ -191,11 +191,6 @@ def test_an_argument_that_json_would_change_is_refused_by_name(value, problem, i
     assert not Job.objects.exists()
 
 
-def test_the_error_of_an_argument_names_the_place_inside_it():
-    with pytest.raises(TypeError, match=r"^args\[1\]\['x'\]\[0\]: Unsupported type: <class 'set'>"):
-        tasks.echo.enqueue(1, {"w": 1, "x": [{1}]})
-
-
 @pytest.mark.parametrize("text", [gettext_lazy("Yes"), format_lazy("{}!", gettext_lazy("Yes"))])
 def test_a_lazy_text_is_sent_in_the_language_of_the_caller(text):
     with translation.override("de"):

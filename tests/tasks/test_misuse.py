@@ -12,7 +12,6 @@ from django.template import Context, Engine
 from django_faktory import Batch, push
 from django_faktory.errors import BrokerUnavailable
 from tests.project import tasks
-from tests.tasks.work import work
 
 pytestmark = pytest.mark.once_if_quick
 
@@ -103,17 +102,6 @@ def test_enqueue_before_migrate_says_to_migrate(is_atomic):
             with pytest.raises(BrokerUnavailable, match=r"django_faktory_job.*; run manage\.py migrate$") as caught:
                 misuse()
             assert "\n" not in str(caught.value)
-
-
-@pytest.mark.django_db(transaction=True)
-def test_a_return_value_that_is_read_too_early_or_of_a_failed_job_says_what_to_do():
-    result = tasks.fails_for_good.enqueue()
-    with pytest.raises(ValueError, match=r"^Task has not finished yet.*call \.wait\(timeout=…\)"):
-        _ = result.return_value
-    work()
-    result.refresh()
-    with pytest.raises(ValueError, match=r"^Task failed: builtins\.ValueError; see \.errors$"):
-        _ = result.return_value
 
 
 @pytest.mark.django_db
