@@ -236,13 +236,6 @@ def test_an_entry_that_the_target_reports_as_not_unique_is_deleted(box, target, 
     assert waiting() == []
 
 
-def test_a_refused_entry_keeps_the_error_message_of_the_target(box, target, monkeypatch):
-    monkeypatch.setattr(target, "push", lambda jobs: [FaktoryError("no room for it") for _ in jobs])
-    with transaction.atomic():
-        box.push([payload("no-room-for-it")])
-    assert OutboxEntry.objects.get().error == "no room for it"
-
-
 def test_the_relay_loop_pushes_entries_and_stops_on_request(box, target):
     target.is_away = True
     with transaction.atomic():

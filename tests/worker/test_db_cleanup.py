@@ -68,14 +68,6 @@ def test_a_transaction_left_open_is_rolled_back_and_its_job_fails(in_thread):
     assert not Mark.objects.exists()
 
 
-def test_the_next_job_works_after_one_that_left_a_transaction_open(in_thread):
-    answers = in_thread(
-        lambda: ran(tasks.leaves_transaction_open, "never seen"), lambda: ran(tasks.writes_mark, "written")
-    )
-    assert isinstance(answers[1], Ack)
-    assert Mark.objects.get().text == "written"
-
-
 def test_a_transaction_is_rolled_back_on_a_connection_that_replaces_a_removed_one(in_thread):
     """As if a job before had removed it: the list of this thread's connections is kept from job to job."""
 

@@ -77,16 +77,6 @@ class TestWorking:
         reaches(result, "succeeded")
         assert "server listens" not in program.text
 
-    def test_workers_connect_to_a_faktory_server_by_its_url(self, runfaktory, address):
-        server = runfaktory(ANY_PORT, "--server-only", PASSWORD="s3cret")
-        host, port = address(server)
-        worker = runfaktory(*WORKER, "--url", f"tcp://:s3cret@{host}:{port}")
-        result = add.enqueue(2, 3)
-        reaches(result, "succeeded")
-        assert "s3cret" not in worker.text
-        worker.signal(signal.SIGTERM)
-        assert worker.code() == 0
-
     def test_the_server_supports_tls_and_a_password_file(self, runfaktory, address, tmp_path):
         (tmp_path / "password").write_text("s3cret\n")
         from_file = {"FAKTORY_PASSWORD": str(tmp_path / "password")}
@@ -151,16 +141,6 @@ class TestStopping:
         assert program.code() == 0
         assert state_of(result) == "succeeded"
         assert not WorkerProcess.objects.exists()
-
-    def test_a_job_past_the_shutdown_timeout_is_requeued(self, runfaktory, meeting):
-        result = tasks.never_ends.enqueue(str(meeting))
-        program = runfaktory(*WORKER, SHUTDOWN_TIMEOUT=0.5)
-        meeting.pid()
-        program.signal(signal.SIGTERM)
-        assert program.code(15) == 0
-        job = Job.objects.get(jid=result.id)
-        assert (job.state, job.errtype, job.failures, job.losses) == ("enqueued", "", 0, 0)
-        assert job.interruptions == 1
 
     @pytest.mark.quick
     def test_a_second_signal_ends_the_program_and_requeues_the_job(self, runfaktory, meeting):

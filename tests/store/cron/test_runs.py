@@ -227,13 +227,6 @@ def test_only_one_of_several_missed_ticks_runs_without_overlap():
     assert [outcome for _, outcome in history()] == ["enqueued", "overlapped", "overlapped"]
 
 
-def test_jobs_overlap_by_default():
-    entry()
-    take(NOON)
-    take(NOON + timedelta(hours=1))
-    assert Job.objects.count() == 2
-
-
 # --- manual operations
 
 

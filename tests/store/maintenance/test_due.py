@@ -40,13 +40,6 @@ def test_the_database_clock_decides_which_jobs_are_due():
     assert due.enqueue_due(using=USING) == set()
 
 
-def test_reading_the_next_due_time_is_one_statement(django_assert_num_queries):
-    waiting(20, T0 + timedelta(hours=1))
-    waiting(20, T0 + timedelta(hours=1), "retries")
-    with django_assert_num_queries(1):
-        find_pending_work(using=USING)
-
-
 def test_the_earliest_due_jobs_are_enqueued_first_up_to_the_limit():
     last, first = waiting(1, T0 + timedelta(seconds=9)) + waiting(1, T0 + timedelta(seconds=1))
     due.enqueue_due(using=USING, now=T0 + timedelta(minutes=1), limit=1)

@@ -40,15 +40,6 @@ def backlog():
         cursor.execute("ANALYZE django_faktory_job")
 
 
-def test_a_snapshot_counts_the_jobs_of_each_set():
-    for state, count in {"scheduled": 1, "retries": 2, "working": 3, "dead": 4}.items():
-        JobFactory.create_batch(count, **{state: True})
-    JobFactory.create_batch(5)
-    found = counts.snapshot(using=USING)
-    assert found["sets"] == {"blocked": 0, "dead": 4, "retries": 2, "scheduled": 1, "working": 3}
-    assert found["total_enqueued"] == 5
-
-
 @on_postgresql
 def test_counting_the_sets_uses_indexes_despite_a_large_backlog(backlog):
     explanation = plans(lambda: counts.snapshot(using=USING))
