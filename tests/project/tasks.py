@@ -257,11 +257,6 @@ async def never_ends_async():
 
 
 @task
-async def async_cancels_itself():
-    raise asyncio.CancelledError
-
-
-@task
 def fails_deep_down(depth):
     """Recurse through two functions, because a traceback abbreviates only repetitions of the same frame."""
     return _down(depth)

@@ -49,14 +49,6 @@ def never_ends_although_stopped(folder):
     threading.Event().wait()
 
 
-@task
-def poison(folder):
-    """End the whole process, on each attempt."""
-    with (Path(folder) / "deaths").open("a") as file:
-        file.write(f"{os.getpid()}\n")
-    os._exit(9)
-
-
 _kept = []
 
 

@@ -83,8 +83,3 @@ def test_a_drain_continues_with_new_processes_until_no_job_is_ready(runfaktory):
     assert program.code(90) == 0
     assert {state_of(result) for result in results} == {"succeeded"}
     program.wait_for_log(REPLACED, times=2)
-
-
-def test_the_max_jobs_setting_triggers_replacement(runfaktory):
-    noop.enqueue()
-    runfaktory(*WORKER, MAX_JOBS=1).wait_for_log(REPLACED, "it ran 1 job")

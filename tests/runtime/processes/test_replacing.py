@@ -5,9 +5,7 @@ import signal
 import psutil
 import pytest
 
-from django_faktory.models import Job
 from tests.project.tasks import add
-from tests.runtime.processes import tasks
 from tests.runtime.processes.test_runfaktory import ANY_PORT, WORKER, reaches
 from tests.waiting import wait_until
 
@@ -75,14 +73,3 @@ def test_a_replacement_ends_with_its_supervisor(runfaktory):
     program.signal(signal.SIGKILL)
     program.wait_for_log("the parent process is gone")
     wait_until(lambda: not replacement.is_running() or replacement.status() == psutil.STATUS_ZOMBIE)
-
-
-def test_jobs_of_a_worker_killed_during_shutdown_are_requeued(runfaktory, meeting):
-    result = tasks.never_ends.enqueue(str(meeting))
-    program = runfaktory(*WORKER)
-    meeting.pid()
-    program.signal(signal.SIGTERM)
-    program.insist(signal.SIGTERM, "stopping at once")
-    assert program.code(15) == 0
-    job = Job.objects.get(jid=result.id)
-    assert (job.state, job.losses, job.failures) == ("enqueued", 0, 0)

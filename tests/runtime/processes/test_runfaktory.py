@@ -192,17 +192,6 @@ class TestCrashes:
         program.signal(signal.SIGTERM)
         assert program.code() == 0
 
-    def test_a_poison_pill_is_dead_after_three_losses_and_other_jobs_succeed(self, runfaktory, meeting):
-        """Check that a poison pill does not affect other jobs (W20)."""
-        pill = tasks.poison.enqueue(str(meeting))
-        others = noop.enqueue_many([()] * 10)
-        runfaktory(*WORKER)
-        reaches(pill, "dead")
-        for other in others:
-            reaches(other, "succeeded")
-        assert Job.objects.get(jid=pill.id).errtype == "WorkerLost"
-        assert len((meeting.folder / "deaths").read_text().split()) == 3
-
     @pytest.mark.each_database
     @pytest.mark.skipif(KIND != "postgresql", reason="SQLite has no connections to break")
     @needs_session("the test would end its own sessions")

@@ -1,6 +1,5 @@
 """Processes of runfaktory that live and do not respond are killed and replaced, and their jobs are requeued."""
 
-import os
 import signal
 from datetime import timedelta
 from http.client import HTTPException
@@ -19,7 +18,7 @@ from tests.factories import T0, JobFactory
 from tests.project.tasks import add, noop
 from tests.runtime.processes import tasks
 from tests.runtime.processes.test_probes import asked, place
-from tests.runtime.processes.test_runfaktory import ANY_PORT, WORKER, reaches, state_of
+from tests.runtime.processes.test_runfaktory import ANY_PORT, WORKER, reaches
 from tests.waiting import wait_until
 
 pytestmark = [pytest.mark.slow, pytest.mark.once, pytest.mark.django_db(transaction=True)]
@@ -112,20 +111,6 @@ def test_sigterm_ends_a_worker_that_holds_the_gil_and_requeues_its_job(stuck):
     assert not psutil.pid_exists(pid)
     job = Job.objects.get(jid=result.id)
     assert (job.state, job.losses, job.failures) == ("enqueued", 0, 0)
-
-
-@pytest.mark.parametrize("number", [signal.SIGHUP, signal.SIGQUIT])
-def test_a_terminal_that_hangs_up_ends_the_process_group_gracefully(runfaktory, meeting, number):
-    result = tasks.waits.enqueue(str(meeting))
-    program = runfaktory(ANY_PORT, "--processes", "1", "--concurrency", "2")
-    meeting.pid()
-    os.killpg(program.pid, number)
-    program.wait_for_log("worker stops")
-    assert state_of(result) == "working"
-    meeting.release_task()
-    assert program.code() == 0
-    assert state_of(result) == "succeeded"
-    assert "stopping at once" not in program.text
 
 
 def test_a_coroutine_that_blocks_the_event_loop_is_logged_with_its_task_and_its_stack(runfaktory, meeting):
