@@ -303,6 +303,11 @@ def keys_of(jobs: JobQuerySet) -> list[str]:
     return [key for key in blocking.order_by().values_list("lock_key", flat=True).distinct() if key]
 
 
+def keeps_others_blocked(job: Job) -> bool:
+    """Return whether a job that has no lock yet keeps the next job of its key blocked; the condition of `keys_of`."""
+    return job.state == State.ENQUEUED or (job.state == State.BLOCKED and job.limiter is not None)
+
+
 def notify_ready(connection: BaseDatabaseWrapper, queues: set[str]) -> None:
     """Announce after the commit that jobs of these queues are ready."""
     if queues:

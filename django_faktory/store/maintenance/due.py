@@ -19,7 +19,7 @@ from ...models import Job, JobQuerySet
 from ..batches import counters
 from ..deletion import delete_locked
 from ..dialects import clock_of
-from ..jobs import transitions
+from ..limits import limiters
 from ..locks import locks
 from ..transactions import run
 
@@ -73,26 +73,35 @@ def expire(*, using: str, now: datetime | None = None, limit: int = CHUNK) -> in
         return 0
 
     def verb(connection: BaseDatabaseWrapper) -> int:
-        ids = list(expired.select_for_update(skip_locked=True).values_list("pk", flat=True)[:limit])
-        if not ids:
+        # Not `transitions.leave`, which would read these rows by id three times more.
+        rows = list(expired.only(*counters.FIELDS, *_EXPIRY_FIELDS).select_for_update(skip_locked=True)[:limit])
+        if not rows:
             return 0
         clock = clock_of(connection, now)
-
-        def write(jobs: JobQuerySet) -> int:
-            ttls = set(jobs.order_by().values_list("result_ttl", flat=True).distinct())
-            return sum(_expire_rows(jobs.filter(result_ttl=ttl), clock, ttl) for ttl in ttls)
-
-        return transitions.leave(all_jobs.filter(pk__in=ids), State.EXPIRED, write)
+        ready = [job for job in rows if job.state == State.ENQUEUED]
+        # Such a job keeps later jobs of its key and limiter blocked, so its expiry has to make another one ready.
+        keys = {job.lock_key for job in rows if job.lock_key and locks.keeps_others_blocked(job)}
+        locks.promote_waiters_later(connection, keys)
+        limiters.promote_waiters_later(connection, {job.limiter for job in ready})
+        ids = [job.pk for job in rows if job.result_ttl is None]
+        delete_locked(all_jobs.filter(pk__in=ids), ids)
+        for ttl in {job.result_ttl for job in rows if job.result_ttl is not None}:
+            all_jobs.filter(pk__in=[job.pk for job in rows if job.result_ttl == ttl]).update(
+                state=State.EXPIRED,
+                limiter=None,
+                run_at=None,
+                unique_key=None,
+                finished_at=clock,
+                purge_at=later(clock, ttl),
+            )
+        members = sorted((job for job in rows if job.bid or job.callback_of), key=lambda job: job.pk)
+        counters.record_changes(connection, [counters.Change(job, State.EXPIRED) for job in members], clock)
+        return len(rows)
 
     return run(using, verb)
 
 
-def _expire_rows(jobs: JobQuerySet, now: datetime, ttl: int | None) -> int:
-    if ttl is None:
-        return delete_locked(jobs)
-    return jobs.update(
-        state=State.EXPIRED, limiter=None, run_at=None, unique_key=None, finished_at=now, purge_at=later(now, ttl)
-    )
+_EXPIRY_FIELDS = ("state", "result_ttl", "lock_key", "limiter")
 
 
 def find_expired_jobs(*, using: str, now: datetime | None = None) -> QuerySet[Job]:
