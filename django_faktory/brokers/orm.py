@@ -6,7 +6,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Collection, Sequence
+from collections.abc import Callable, Collection, Iterable, Sequence
 from contextlib import AbstractContextManager
 from datetime import datetime
 from functools import partial
@@ -14,7 +14,7 @@ from typing import Any
 
 from django.db import DatabaseError, Error, connections, transaction
 
-from ..core.histograms import Recorder
+from ..core.histograms import JobTiming, Recorder
 from ..core.in_flight import InFlightExchange
 from ..core.locket import Locket
 from ..core.logs import get_logger
@@ -41,11 +41,11 @@ from ..store import notifier, queues, workers
 from ..store.batches import batches
 from ..store.database_errors import ErrorKind, first_line, is_collision, kind_of, refused_data
 from ..store.dialects import dialect_of
+from ..store.dialects.base import EndedRun
 from ..store.jobs import (
     acknowledgements,
     async_exchange,
     bulk,
-    cancellations,
     claims,
     exchanges,
     failures,
@@ -54,6 +54,7 @@ from ..store.jobs import (
     releases,
     run_logs,
     tracking,
+    transitions,
 )
 from ..store.jobs.unanswered_claims import ClaimNumbers
 from ..store.locks import locks
@@ -62,7 +63,6 @@ from ..store.outages import of_this_node
 from ..store.statistics import counts
 from ..store.transactions import limited_lock_wait
 from .base import Broker, LoopConnection, Result, Transaction
-from .instrumentation import MetricsHook
 from .transactions import atomic
 
 logger = get_logger(__name__)
@@ -406,10 +406,10 @@ class OrmBroker(Broker):
         return answers
 
     def cancel(self, jids: Sequence[str]) -> int:
-        return cancellations.cancel(jids, using=self.alias)
+        return transitions.cancel(jids, using=self.alias)
 
     def cancelled(self, jids: Sequence[str]) -> list[str]:
-        return cancellations.find_cancelled(jids, using=self.alias)
+        return transitions.find_cancelled(jids, using=self.alias)
 
     def hello(self, worker: WorkerIdentity) -> None:
         [refusal] = self.register([worker])
@@ -527,3 +527,39 @@ def _merge_answers(
     # `pushed` has answers only for the jobs without an error.
     answers = iter(pushed)
     return [error or next(answers) for error in refused]
+
+
+class MetricsHook:
+    """Metrics hook of one broker; does nothing without a recorder."""
+
+    def __init__(self, recorder: Recorder | None, alias: str) -> None:
+        self._recorder, self._alias = recorder, alias
+
+    def started(self, fetched: Iterable[Iterable[Reservation]], *, from_buffer: bool = False) -> None:
+        """Record that the fetched jobs were delivered; prefetched ones start when they leave the buffer."""
+        if not self._recorder:
+            return
+        timings = [
+            JobTiming(job.queue, job.jobtype, job.waited_s)
+            for jobs in fetched
+            for job in jobs
+            if from_buffer or not job.is_prefetched
+        ]
+        if timings:
+            self._recorder.started(timings)
+
+    def ended(self, jobs: Collection[EndedRun], *, succeeded: bool = True) -> None:
+        """Record that these jobs ended, once the transaction commits; `succeeded` is whether they succeeded."""
+        if self._recorder and jobs:
+            transaction.on_commit(
+                partial(self._recorder.ended, _timings_of(jobs), succeeded=succeeded), using=self._alias
+            )
+
+    def record_succeeded_now(self, jobs: Collection[EndedRun]) -> None:
+        """Record that these jobs succeeded; for exchanges that committed outside Django's transactions."""
+        if self._recorder and jobs:
+            self._recorder.ended(_timings_of(jobs), succeeded=True)
+
+
+def _timings_of(ended: Collection[EndedRun]) -> list[JobTiming]:
+    return [JobTiming(job.queue, job.jobtype, job.ran_s) for job in ended]

@@ -28,7 +28,7 @@ from ..models.queue import QueueQuerySet
 from ..store import notifier, queues
 from ..store.batches import tree
 from ..store.chunks import chunks
-from ..store.jobs import bulk, cancellations, transitions
+from ..store.jobs import bulk, transitions
 from ..store.jobs.bulk import CHUNK
 from ..store.notifier.base import ANY_QUEUE
 from . import error_groups
@@ -252,7 +252,7 @@ def _change(verb: str, ids: Sequence[int], using: str) -> int:
         case Verb.KILL:
             change = transitions.killed(conf.get("DEAD_TTL"))
         case Verb.CANCEL:
-            change = cancellations.cancelled
+            change = transitions.cancelled
         case Verb.DISCARD | "clear":
             change = transitions.discarded
         case Verb.PRUNE:

@@ -11,7 +11,7 @@ from __future__ import annotations
 import math
 import threading
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from datetime import UTC, datetime, timedelta
 from functools import partial
 from typing import Any, NamedTuple, TypeVar
@@ -23,7 +23,6 @@ from django.utils import timezone
 from .. import conf
 from ..brokers import configured_locket
 from ..core.logs import get_logger
-from ..core.payloads import Reservation
 from ..errors import BrokerUnavailable
 from ..store import alarm_records, notifier, queues, sharing, workers
 from ..store.batches import batches
@@ -160,11 +159,10 @@ class Maintenance:
             Step("limits of code", ON_DEMAND, lambda: limits.sync(using=alias)),
             # The next query finds jobs whose rate admits them later.
             Step("limiters", ON_DEMAND, self._open_limiters, lambda found: _is_over(found.opens_in_s)),
-            Step("jobs without permits", 60.0, lambda: self._release_claimed(limiters.find_without_permits, "permits")),
             Step("limiters' counts", 10.0, self._check_limiters),
             Step("limiters of keys", 600.0, lambda: limiters.delete_idle(using=alias) == limiters.CHUNK),
             Step("locks", ON_DEMAND, self._expire_locks, lambda found: found.has_expired_locks),
-            Step("locks not taken", 60.0, lambda: self._release_claimed(locks.find_without_lock, "locks")),
+            Step("jobs without lock or permits", 60.0, self._release_stranded),
             Step("blocked jobs", 60.0, self._check_blocked_jobs),
             Step("jobs without keys", 3600.0, self._backfill_lock_keys),
             # The vacuum itself runs in a thread of its own: due jobs do not wait for it (ADR 0009).
@@ -354,12 +352,12 @@ class Maintenance:
         if time.monotonic() >= self._skip_limiters_until and limiters.sweep(using=self.alias) is None:
             self._skip_limiters_until = time.monotonic() + IDLE_LIMITERS_S
 
-    def _release_claimed(self, find: Callable[..., Sequence[Reservation]], missing: str) -> bool:
-        jobs = find(VANISHED_S, using=self.alias)
-        if jobs and releases.release(jobs, using=self.alias):
-            logger.warning("jobs were claimed and got no %s, released jobs=%d", missing, len(jobs))
-            self._notify_workers({job.queue for job in jobs})
-        return len(jobs) == releases.CHUNK
+    def _release_stranded(self) -> bool:
+        released, queues = releases.release_stranded(VANISHED_S, using=self.alias)
+        if released:
+            logger.warning("jobs were claimed and got no lock or no permits, released jobs=%d", released)
+            self._notify_workers(queues)
+        return released == releases.CHUNK
 
     def _notify_workers(self, queues: set[str]) -> None:
         if queues:

@@ -18,7 +18,7 @@ from ..core.payloads import in_ascii
 from ..errors import InvalidPayload
 from ..models import AlarmRecord, Job, WorkerProcess
 from .dialects import clock_of
-from .transactions import run
+from .transactions import read, run
 
 LOST_WORKER = "lost-worker"
 LOST_SHOWN_S = 3600.0
@@ -75,7 +75,7 @@ def record_lost(workers: Sequence[WorkerProcess], held: Sequence[Job], *, using:
 def read_lost(*, using: str, since: datetime) -> list[AlarmRecord]:
     """Return the latest lost workers, at most `MAX_LOST`."""
     lost = AlarmRecord.objects.using(using).filter(kind=LOST_WORKER, way="", began_at__gt=since).order_by("-began_at")
-    return run(using, lambda _: list(lost[:MAX_LOST]), atomic=False)
+    return read(lost[:MAX_LOST])
 
 
 def purge_lost(*, using: str) -> int:

@@ -11,6 +11,7 @@ from collections.abc import Callable, Iterable, Sequence
 from datetime import timedelta
 from typing import Any, NamedTuple
 
+from django.db import connections
 from django.db.backends.base.base import BaseDatabaseWrapper
 from django.db.models import Exists, OuterRef
 from django.db.models.functions import Now
@@ -23,7 +24,7 @@ from ..models import Job, Limit, Queue
 from .chunks import chunks
 from .dialects import dialect_of
 from .dialects.base import JOB
-from .transactions import run
+from .transactions import read, run, select
 
 QUEUE = Queue._meta.db_table  # noqa: SLF001  (documented)
 CHUNK = 100
@@ -85,13 +86,7 @@ def known_names(*, using: str) -> list[str]:
 
 def find_names_in_use(*, using: str, after: str = "") -> list[str]:
     """Return the next queue names with waiting jobs, at most `NAMES_AT_ONCE`, sorted."""
-
-    def verb(connection: BaseDatabaseWrapper) -> list[str]:
-        with connection.cursor() as cursor:
-            cursor.execute(_SELECT_NAMES_IN_USE, [after, after])
-            return [name for (name,) in cursor.fetchall()]
-
-    return run(using, verb, atomic=False)
+    return [name for (name,) in select(_SELECT_NAMES_IN_USE, [after, after], using=using)]
 
 
 # A loose index scan: each step jumps to the next name in FETCH's index. SELECT DISTINCT would read every waiting job.
@@ -138,9 +133,9 @@ def forget_unused(
     limit = Limit.objects.filter(scope=Scope.QUEUE, name=OuterRef("name"))
     unused = rows.filter(~Exists(limit), paused_at=None, used_at__lt=Now() - timedelta(seconds=unused_s))
     next_names = rows.filter(name__gt=after).order_by("name").values_list("name", flat=True)[:portion_size]
-    names = run(using, lambda _: list(next_names), atomic=False)
+    names = read(next_names)
     empty = unused.filter(*(~Exists(jobs.in_state(state)) for state in _QUEUED), name__in=names)
-    candidates = run(using, lambda _: list(empty.values_list("name", flat=True)), atomic=False)
+    candidates = read(empty.values_list("name", flat=True))
 
     def verb(_: BaseDatabaseWrapper) -> int:
         # Check again with the rows locked: a queue that was used, paused or limited in between stays. A row that
@@ -188,7 +183,7 @@ def read_paused(*, using: str) -> set[str]:
 def resume(queues: Sequence[str] | None, *, using: str) -> list[str]:
     """Allow claims from these queues again, or from all paused ones; return the queues that were paused."""
     paused = Queue.objects.using(using).filter(paused_at__isnull=False)
-    names: list[str] = run(using, lambda _: list(paused.values_list("name", flat=True)), atomic=False)
+    names: list[str] = read(paused.values_list("name", flat=True))
     resumed = sorted(names if queues is None else {*names} & {*queues})
     _run_in_chunks(resumed, lambda chunk: paused.filter(name__in=chunk).update(paused_at=None, used_at=Now()), using)
     return resumed
@@ -200,17 +195,11 @@ def latency(queues: Sequence[str], *, using: str) -> dict[str, float]:
     Counts enqueued and blocked jobs. One statement for any number of names; it reads the first job of each priority
     from the index.
     """
-
-    def verb(connection: BaseDatabaseWrapper) -> dict[str, float]:
-        heads, ages = _build_latency_sql(connection)
-        with connection.cursor() as cursor:
-            cursor.execute(f"{heads} {ages}", [jsontext.encode(list(queues))])
-            latencies = dict.fromkeys(queues, 0.0)
-            # A job may carry a later time than the statement's clock.
-            latencies.update((name, max(0.0, age)) for name, _, age in cursor.fetchall())
-        return latencies
-
-    return run(using, verb, atomic=False) if queues else {}
+    if not queues:
+        return {}
+    rows = select(" ".join(_build_latency_sql(using)), [jsontext.encode(list(queues))], using=using)
+    # A job may carry a later time than the statement's clock.
+    return dict.fromkeys(queues, 0.0) | {name: max(0.0, age) for name, _, age in rows}
 
 
 def read_waiting(names: Sequence[str], *, using: str, max_count: int = COUNTED) -> dict[str, Waiting]:
@@ -220,20 +209,15 @@ def read_waiting(names: Sequence[str], *, using: str, max_count: int = COUNTED) 
     """
     if not names:
         return {}
-
-    def verb(connection: BaseDatabaseWrapper) -> dict[str, Waiting]:
-        waiting_by_queue = dict.fromkeys(names, Waiting())
-        with connection.cursor() as cursor:
-            for state in _QUEUED:
-                heads, ages = _build_latency_sql(connection, [state])
-                sizes, values = _build_size_sql(names, state, using, max_count)
-                cursor.execute(f"{heads} {ages} UNION ALL {sizes}", [jsontext.encode(list(names)), *values])
-                for name, size, age in cursor.fetchall():
-                    earlier, is_more = waiting_by_queue[name], size >= max_count
-                    waiting_by_queue[name] = earlier.add(state, size, max(0.0, float(age)), is_more=is_more)
-        return waiting_by_queue
-
-    return run(using, verb, atomic=False)
+    waiting_by_queue = dict.fromkeys(names, Waiting())
+    for state in _QUEUED:
+        heads, ages = _build_latency_sql(using, [state])
+        sizes, values = _build_size_sql(names, state, using, max_count)
+        values = [jsontext.encode(list(names)), *values]
+        for name, size, age in select(f"{heads} {ages} UNION ALL {sizes}", values, using=using):
+            earlier, is_more = waiting_by_queue[name], size >= max_count
+            waiting_by_queue[name] = earlier.add(state, size, max(0.0, float(age)), is_more=is_more)
+    return waiting_by_queue
 
 
 # The oldest job of each queue and priority is first in FETCH's index: jump from one priority to the next.
@@ -253,12 +237,12 @@ SELECT heads.queue, (SELECT MIN(job.enqueued_at) FROM {JOB} AS job
 FROM {{state}} AS heads WHERE heads.sort_priority IS NOT NULL"""
 
 
-def _build_latency_sql(connection: BaseDatabaseWrapper, states: Sequence[State] = _QUEUED) -> tuple[str, str]:
+def _build_latency_sql(using: str, states: Sequence[State] = _QUEUED) -> tuple[str, str]:
     """Build a WITH clause and a SELECT of name, 0 and the age of the oldest job.
 
     The parameter of the WITH clause is a JSON array of names.
     """
-    dialect = dialect_of(connection)
+    dialect = dialect_of(connections[using])
     heads = ", ".join(_HEADS.format(state=state) for state in states)
     oldest = " UNION ALL ".join(_OLDEST.format(state=state) for state in states)
     return (

@@ -16,7 +16,7 @@ from django.db.models.sql.compiler import SQLCompiler
 
 from ..core.lifecycle import State
 from ..models import Job, JobQuerySet
-from .transactions import run
+from .transactions import read
 
 PORTION = 2000
 
@@ -54,13 +54,13 @@ def ids_of(jobs: JobQuerySet, state: State, *, queue: str | None = None, size: i
     using = jobs.db
     # Without this bound, jobs that are pushed as fast as they are read would keep the iteration running.
     newest = Job.objects.using(using).order_by("-pk").values_list("pk", flat=True)[:1]
-    newest_id = next(iter(run(using, lambda _: list(newest), atomic=False)), 0)
+    newest_id = next(iter(read(newest)), 0)
     has_filters = jobs.query.where.children
     for rows in portions(state, ("pk",), using=using, queue=queue, size=size):
         ids = [pk for (pk,) in rows if pk <= newest_id]
         if has_filters and ids:
             matching = jobs.filter(pk__in=ids).values_list("pk", flat=True)
-            ids = run(using, lambda _, matching=matching: list(matching), atomic=False)  # type: ignore[misc]  # a default is no parameter to mypy
+            ids = read(matching)
         yield ids
 
 
@@ -98,7 +98,7 @@ def portion(
         jobs = jobs.filter(After(order, after))
     values = jobs.values_list(*columns, *order)[:size]
     # Each portion is read outside a transaction: one snapshot for all of them would keep dead rows from being vacuumed.
-    rows = run(using, lambda _: list(values), atomic=False)
+    rows = read(values)
     # Continue after a position instead of an OFFSET: rows that leave the index in between do not shift the next
     # portion.
     place = tuple(rows[-1][len(columns) :]) if len(rows) == size else None

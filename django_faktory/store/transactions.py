@@ -18,6 +18,7 @@ from weakref import WeakKeyDictionary
 
 from django.db import Error, connections, transaction
 from django.db.backends.base.base import BaseDatabaseWrapper
+from django.db.models import QuerySet
 
 from ..core.logs import get_logger
 from ..errors import BrokerUnavailable, InvalidPayload, LockTimeout
@@ -145,6 +146,22 @@ def run(
         # Random, so that two transactions that collided do not meet again; up to 10 ms, doubled each time.
         time.sleep(random.uniform(0, min(max_pause_s, 0.005 * 2**attempt)))
     raise AssertionError("unreachable")
+
+
+def read(rows: QuerySet[Any, T]) -> list[T]:
+    """Return these rows, with the retries and errors of `run`."""
+    return run(rows.db, lambda _: list(rows), atomic=False)
+
+
+def select(sql: str, values: Sequence[Any], *, using: str) -> list[tuple[Any, ...]]:
+    """Return the rows of this SELECT, with the retries and errors of `run`."""
+
+    def verb(connection: BaseDatabaseWrapper) -> list[tuple[Any, ...]]:
+        with connection.cursor() as cursor:
+            cursor.execute(sql, values)
+            return list(cursor.fetchall())
+
+    return run(using, verb, atomic=False)
 
 
 def run_each(

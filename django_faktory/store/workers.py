@@ -22,7 +22,7 @@ from .dialects import dialect_of
 from .dialects.base import DELIVERY_LEASE_S
 from .jobs import failures
 from .locks import locks
-from .transactions import run
+from .transactions import read, run
 
 CHUNK = 500
 """Jobs whose reservations one statement extends."""
@@ -136,7 +136,7 @@ def _find_delivered(wids: Sequence[str], *, using: str) -> list[tuple[str, str, 
         return []
     working = Job.objects.using(using).in_state(State.WORKING).filter(wid__in=wids)
     delivered = working.filter(Q(claim__isnull=True) | Q(claim__gte=0)).values_list("wid", "jid", "attempt")
-    return run(using, lambda _: list(delivered), atomic=False)
+    return read(delivered)
 
 
 def _find_unconfirmed(wids: Sequence[str], *, using: str, now: datetime | None) -> list[tuple[str, str, int]]:
@@ -160,7 +160,7 @@ def _find_unconfirmed(wids: Sequence[str], *, using: str, now: datetime | None) 
         )
         .values_list("wid", "jid", "attempt")
     )
-    return run(using, lambda _: list(unconfirmed), atomic=False) if wids else []
+    return read(unconfirmed) if wids else []
 
 
 def advance(wids: Sequence[str] | None, state: str, *, using: str) -> int:
@@ -206,9 +206,7 @@ def unregister(wids: Sequence[str], *, using: str) -> int:
 
 def find_stale_wids(timeout_s: float, *, using: str) -> list[str]:
     """Return workers that sent a BEAT, but none for `timeout_s`: their jobs must be reclaimed (W20)."""
-    return run(
-        using, lambda _: list(find_stale_workers(timeout_s, using=using).values_list("wid", flat=True)), atomic=False
-    )
+    return read(find_stale_workers(timeout_s, using=using).values_list("wid", flat=True))
 
 
 def find_stale_workers(timeout_s: float, *, using: str) -> QuerySet[WorkerProcess]:
@@ -224,7 +222,7 @@ def find_unknown_wids(held_for_s: float, *, using: str) -> list[str]:
     old_jobs = Job.objects.using(using).in_state(State.WORKING).exclude(wid="")
     old_jobs = old_jobs.filter(started_at__lt=Now() - timedelta(seconds=held_for_s))
     holders = old_jobs.filter(~Exists(WorkerProcess.objects.filter(wid=OuterRef("wid")))).values_list("wid", flat=True)
-    return run(using, lambda _: list(holders.distinct()[:100]), atomic=False)
+    return read(holders.distinct()[:100])
 
 
 def delete_stale(timeout_s: float, *, using: str) -> int:

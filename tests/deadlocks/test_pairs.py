@@ -19,7 +19,7 @@ from django_faktory.core.limits import Allowance
 from django_faktory.core.payloads import Ack, Beat, FetchRequest, NewBatch, WorkerIdentity, failure
 from django_faktory.models import Batch, Job, JobLock, Limit
 from django_faktory.store.batches import batches
-from django_faktory.store.jobs import bulk, cancellations, edits, failures, transitions
+from django_faktory.store.jobs import bulk, edits, failures, transitions
 from django_faktory.store.limits import definitions, limiters
 from django_faktory.store.locks import locks
 from django_faktory.store.maintenance import due
@@ -205,9 +205,7 @@ VERBS = {
     "kill": lambda world: by_ids.kill(ids(), using="default"),
     "discard": lambda world: by_ids.discard(ids()[:3], using="default"),
     "requeue": lambda world: by_ids.requeue(ids(), using="default"),
-    "cancel": lambda world: cancellations.cancel(
-        shuffled(Job.objects.values_list("jid", flat=True), 4), using="default"
-    ),
+    "cancel": lambda world: transitions.cancel(shuffled(Job.objects.values_list("jid", flat=True), 4), using="default"),
     "edit": edit,
     "free locks": lambda world: transitions.free_locks(
         shuffled(JobLock.objects.values_list("pk", flat=True), 2), using="default"

@@ -21,7 +21,7 @@ from ...core.payloads import BatchStatus, NewBatch
 from ...errors import UnknownBatch
 from ...models import Batch
 from ..dialects import clock_of
-from ..transactions import run
+from ..transactions import read, run
 from . import counters
 from .membership import get_batch, lock_for_addition, open_again, refuse_overdue
 
@@ -94,7 +94,7 @@ def withdraw(bids: Collection[str], *, using: str) -> int:
     kept.
     """
     rows = Batch.objects.using(using).filter(bid__in=bids).values_list("bid", flat=True)
-    stored_bids = run(using, lambda _: list(rows), atomic=False)
+    stored_bids = read(rows)
     return sum(run(using, partial(_withdraw, bid=bid)) for bid in stored_bids)
 
 

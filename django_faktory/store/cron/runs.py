@@ -24,7 +24,7 @@ from ...models import Job
 from ...models.cron import CronEntry, CronRun
 from ..database_errors import ErrorKind, first_line, kind_of
 from ..dialects import clock_of
-from ..transactions import run
+from ..transactions import read, run
 from .entries import log_problem
 
 logger = get_logger(__name__)
@@ -60,7 +60,7 @@ def enqueue_due_runs(enqueue: Enqueue, *, using: str, now: datetime | None = Non
     Entries that another node has locked are left to that node.
     """
     entries = CronEntry.objects.using(using).filter(next_at__lte=now or Now()).order_by("next_at")
-    ids: list[int] = run(using, lambda _: list(entries.values_list("pk", flat=True)[:ENTRIES]), atomic=False)
+    ids: list[int] = read(entries.values_list("pk", flat=True)[:ENTRIES])
     queues: set[str] = set()
     for pk in ids:
         queues |= run(using, lambda connection, pk=pk: _take_runs(connection, pk, enqueue, now))  # type: ignore[misc]  # a default is no parameter to mypy
@@ -196,11 +196,7 @@ def record_run_outcomes(*, using: str, now: datetime | None = None) -> bool:
     # By primary key and in chunks: runs with a live job stay in the set and would be read again and again.
     last_id = 0
     is_open = Q(outcome__in=[RunOutcome.ENQUEUED, RunOutcome.DEAD])
-    while open_runs := run(
-        using,
-        lambda _: list(rows.filter(is_open, pk__gt=last_id).order_by("pk")[:CHUNK]),  # noqa: B023
-        atomic=False,
-    ):
+    while open_runs := read(rows.filter(is_open, pk__gt=last_id).order_by("pk")[:CHUNK]):
         run(using, verb)
         last_id = open_runs[-1].pk
     return False
@@ -209,13 +205,11 @@ def record_run_outcomes(*, using: str, now: datetime | None = None) -> bool:
 def forget_old(*, using: str, kept_runs: int = KEPT_RUNS) -> bool:
     """Delete all but the latest `kept_runs` runs of each entry. Return whether more remain to be deleted."""
     runs = CronRun.objects.using(using)
-    ids: list[int] = run(
-        using, lambda _: list(CronEntry.objects.using(using).values_list("pk", flat=True)), atomic=False
-    )
+    ids: list[int] = read(CronEntry.objects.using(using).values_list("pk", flat=True))
     has_more = False
     for pk in ids:
         newest = runs.filter(entry=pk).order_by("-pk").values_list("pk", flat=True)[kept_runs - 1 : kept_runs]
-        for oldest_kept in run(using, lambda _, newest=newest: list(newest), atomic=False):  # type: ignore[misc]
+        for oldest_kept in read(newest):
             old_runs = runs.filter(entry=pk, pk__lt=oldest_kept).exclude(outcome=RunOutcome.ENQUEUED)
             old_ids = list(old_runs.order_by("pk").values_list("pk", flat=True)[:CHUNK])
             run(using, lambda _, old_ids=old_ids: runs.filter(pk__in=old_ids).delete())  # type: ignore[misc]

@@ -8,7 +8,7 @@ from __future__ import annotations
 import os
 import secrets
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Collection, Sequence
+from collections.abc import Callable, Collection, Iterator, Sequence
 from contextlib import AbstractContextManager
 from datetime import UTC, date, datetime
 from functools import lru_cache
@@ -24,12 +24,11 @@ from ...core.in_flight import InFlightExchange
 from ...core.payloads import Ack, Delivery, JobPayload, Reservation
 from ..chunks import chunks
 from .job_columns import NewRow
-from .unblock import JOB as JOB  # noqa: PLC0414
-from .unblock import next_ready
 from .write_queue import NO_QUEUE
 
 Result = TypeVar("Result")
 
+JOB = "django_faktory_job"
 QUEUE = "django_faktory_queue"
 WORKER = "django_faktory_workerprocess"
 COUNTER = "django_faktory_counter"
@@ -556,7 +555,7 @@ class Dialect(ABC):
         with connection.cursor() as cursor:
             for key in keys:
                 # Locked rows are skipped: this transaction already has later rows of the order locked (ADR 0024).
-                for queue, is_ready in next_ready(cursor, key, self.skip_lock):
+                for queue, is_ready in _next_ready(cursor, key, self.skip_lock):
                     if is_ready:
                         queues.add(queue)
                     else:
@@ -630,6 +629,42 @@ class Dialect(ABC):
     @abstractmethod
     def count_in(self, cursor: CursorWrapper, day: date, slot: int, tally: Tally) -> None:
         """Add to one counter row; insert it if it does not exist."""
+
+
+def _next_ready(cursor: CursorWrapper, key: str, skip_lock: str) -> Iterator[tuple[str, bool]]:
+    """Make the first blocked job of each queue and priority ready, unless one is ready already.
+
+    Yields (queue, True), or (queue, False) if another transaction has locked the row. Each step is one index lookup.
+    """
+    # Before the first place: the lowest possible sort_priority is -100.
+    queue, sort_priority = "", -101
+    while True:
+        cursor.execute(
+            f"SELECT id, queue, sort_priority, limiter FROM {JOB} WHERE lock_key = %s AND state = 'blocked'"
+            " AND (queue > %s OR (queue = %s AND sort_priority > %s))"
+            " ORDER BY queue, sort_priority, enqueued_at, id LIMIT 1",
+            [key, queue, queue, sort_priority],
+        )
+        row = cursor.fetchone()
+        if row is None:
+            return
+        row_id, queue, sort_priority, limiter = row
+        if limiter is not None:  # it waits for a permit, and the jobs of its key wait behind it (ADR 0016)
+            continue
+        cursor.execute(
+            f"SELECT 1 FROM {JOB}"
+            " WHERE lock_key = %s AND state = 'enqueued' AND queue = %s AND sort_priority = %s LIMIT 1",
+            [key, queue, sort_priority],
+        )
+        if cursor.fetchone() is None:
+            cursor.execute(f"SELECT id FROM {JOB} WHERE id = %s AND state = 'blocked'{skip_lock}", [row_id])
+            if cursor.fetchone() is None:
+                # The caller passes the key to `promote_waiters` after its commit: waiting here, with other rows locked,
+                # could deadlock (ADR 0024).
+                yield queue, False
+                continue
+            cursor.execute(f"UPDATE {JOB} SET state = 'enqueued' WHERE id = %s", [row_id])
+            yield queue, True
 
 
 @lru_cache(maxsize=16)

@@ -33,7 +33,7 @@ from ..limits import limiters
 from ..locks import locks
 from ..queues import CHUNK as QUEUES_AT_ONCE
 from ..queues import known_names, read_waiting
-from ..transactions import run
+from ..transactions import read, run
 from .transitions import Change, discarded, killed, lock_rows, requeued
 
 CHUNK = 500
@@ -153,7 +153,7 @@ def flush(*, using: str, sizes: StepSizes = DEFAULT_SIZES) -> Iterator[Step]:
     for ids in chunks(job_ids, sizes.chunk):
         yield partial(_change, jobs.filter(pk__in=ids), _delete_flushed)
     tracked = Tracking.objects.using(using)
-    tracked_jids = run(using, lambda _: list(tracked.values_list("jid", flat=True)), atomic=False)
+    tracked_jids = read(tracked.values_list("jid", flat=True))
     for jids in chunks(tracked_jids, sizes.chunk):
         yield partial(_forget_tracked, jids, using)
     yield partial(_forget_all_but_workers, using)
@@ -226,7 +226,7 @@ def _read_ids(jobs: JobQuerySet, portion_size: int) -> array[int]:
     last = 0
     while True:
         portion = in_order.filter(pk__gt=last)[:portion_size]
-        ids = run(jobs.db, lambda _, portion=portion: list(portion), atomic=False)  # type: ignore[misc]  # a default is no parameter to mypy
+        ids = read(portion)
         all_ids.extend(ids)
         if len(ids) < portion_size:
             return all_ids
@@ -273,7 +273,7 @@ def _change_matching(jobs: JobQuerySet, state: State, glob: Glob, change: Change
     ids = []
     for portion in _by_size(jobs, max_characters):
         rows = jobs.filter(pk__in=portion).only("id", "jid", "queue", "payload", "created_at", "enqueued_at", "failure")
-        jobs_read = run(jobs.db, lambda _, rows=rows: list(rows), atomic=False)  # type: ignore[misc]  # a default is no parameter to mypy
+        jobs_read = read(rows)
         ids += [job.pk for job in jobs_read if glob.matches(_format_as_fetched(job))]
     # Check the state again: it may have changed since the texts were read.
     return _change(_still_in(jobs.db, ids, {state}), change) if ids else 0
@@ -284,7 +284,7 @@ def _by_size(jobs: JobQuerySet, max_characters: int) -> Iterator[list[int]]:
     sizes = jobs.order_by("pk").values_list("pk", Length("payload"))
     portion: list[int] = []
     room = max_characters
-    for pk, size in run(jobs.db, lambda _: list(sizes), atomic=False):
+    for pk, size in read(sizes):
         if portion and size > room:
             yield portion
             portion, room = [], max_characters

@@ -25,7 +25,7 @@ from ...models import Job, JobQuerySet, WorkerProcess
 from .. import alarm_records
 from ..chunks import chunks
 from ..dialects.base import EndedRun, holds
-from ..transactions import run, run_each
+from ..transactions import read, run, run_each
 from . import prefetch
 from .acknowledgements import OnFinished, ignore_finished
 from .endings import DEFAULT_RNG, Ending
@@ -97,7 +97,7 @@ def reap(
         overdue = overdue.filter(Q(claim__isnull=True) | Q(claim__gte=0)).exclude(wid__in=beating.values("wid"))
     # In index order: PostgreSQL may answer `exists()` from the table instead of the index (ADR 0029).
     first_pk = overdue.values_list("pk", flat=True)[:1]
-    if not run(using, lambda _: list(first_pk), atomic=False):  # the usual case costs one statement and no transaction
+    if not read(first_pk):  # the usual case costs one statement and no transaction
         return 0
 
     def verb(connection: BaseDatabaseWrapper) -> int:
@@ -196,7 +196,7 @@ def reclaim_lost(
     """
     working = Job.objects.using(using).filter(state=State.WORKING, wid__in=wids)
     # Read once: a process that was suspended may resume now and claim the same jobs again, which are not lost then.
-    held = run(using, lambda _: list(working.order_by("id").only(*_LOST_COLUMNS)), atomic=False)
+    held = read(working.order_by("id").only(*_LOST_COLUMNS))
 
     def verb(connection: BaseDatabaseWrapper, held: Sequence[Job]) -> int:
         attempts = {job.pk: job.attempt for job in held}
@@ -212,7 +212,7 @@ def reclaim_lost(
     # Two statements: a DELETE with a subquery would lock the job rows that it reads on MariaDB.
     idle_wids = set(wids) - run(using, lambda _: set(working.values_list("wid", flat=True)), atomic=False)
     lost = WorkerProcess.objects.using(using).filter(wid__in=idle_wids)
-    alarm_records.record_lost(run(using, lambda _: list(lost), atomic=False), held, using=using)
+    alarm_records.record_lost(read(lost), held, using=using)
     run(using, lambda _: lost.delete(), atomic=False, writes=True)
     return reclaimed
 

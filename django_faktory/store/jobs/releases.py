@@ -3,14 +3,17 @@
 from __future__ import annotations
 
 from collections.abc import Collection, Sequence
+from datetime import timedelta
+from functools import partial
 
 from django.db.models import Q
+from django.db.models.functions import Now
 
 from ...core.lifecycle import State
 from ...core.payloads import Reservation
 from ...models import Job
 from ..chunks import chunks
-from ..transactions import run
+from ..transactions import read, run
 from .endings import RETURNED, release_rows
 
 CHUNK = 500
@@ -54,3 +57,19 @@ def release_claims(claims: Collection[int], *, using: str) -> int:
     if not run(using, lambda _: claimed.exists(), atomic=False):
         return 0
     return run(using, lambda connection: release_rows(connection, claimed))
+
+
+def release_stranded(held_for_s: float, *, using: str) -> tuple[int, set[str]]:
+    """Release jobs that were claimed at least `held_for_s` seconds ago and have no lock or no permits yet.
+
+    They were never delivered: the process that claimed them ended. Releases at most `CHUNK`; returns their number and
+    their queues.
+    """
+    needs_more = Q(permits="") | Q(lock_key__isnull=False, lock_token__isnull=True)
+    working = Job.objects.using(using).in_state(State.WORKING)
+    stranded = working.filter(needs_more, started_at__lt=Now() - timedelta(seconds=held_for_s))
+    rows = read(stranded.order_by("id").values_list("pk", "queue")[:CHUNK])
+    if not rows:
+        return 0, set()
+    released = run(using, partial(release_rows, working=stranded.filter(pk__in=[pk for pk, _ in rows])))
+    return released, {queue for _, queue in rows}

@@ -12,7 +12,7 @@ from ...core.lifecycle import FINISHED, State
 from ...errors import InvalidPayload, JobExpired
 from ...models import Job, Tracking
 from ..chunks import chunks
-from ..transactions import run
+from ..transactions import read
 
 CHUNK = 500
 
@@ -44,7 +44,7 @@ def read_statuses(jids: Collection[str], *, using: str) -> list[JobStatus]:
 
 
 def _fetch(rows: QuerySet[Any, tuple[Any, ...]]) -> list[tuple[Any, ...]]:
-    return run(rows.db, lambda _: list(rows), atomic=False)
+    return read(rows)
 
 
 def _error(state: State, errtype: str, failure: str) -> str:

@@ -6,6 +6,7 @@ Use separate statements: an extra column in the statement that ends jobs would s
 from __future__ import annotations
 
 from collections.abc import Sequence
+from functools import partial
 
 import msgspec
 from django.db.backends.base.base import BaseDatabaseWrapper
@@ -32,7 +33,7 @@ def keep_logs(acks: Sequence[Ack], *, using: str) -> None:
     """
 
     def keep(part: Sequence[Ack]) -> list[None]:
-        run(using, _Append(part, using).execute)
+        run(using, partial(_append, acks=part))
         return [None] * len(part)
 
     with limited_lock_wait(LOCK_WAIT_S):
@@ -45,29 +46,23 @@ def with_log_in_ascii(ack: Ack) -> Ack:
     return msgspec.structs.replace(ack, log=(*map(in_ascii, ack.log),))
 
 
-class _Append:
-    """One transaction that appends the lines of these runs."""
-
-    def __init__(self, acks: Sequence[Ack], using: str) -> None:
-        self.acks = {ack.jid: ack for ack in acks}
-        self.using = using
-
-    def execute(self, connection: BaseDatabaseWrapper) -> None:
-        """Lock the rows that these runs hold, and write their histories."""
-        # By jid only: with the state, MariaDB may walk the index of running jobs and wait for rows of other workers.
-        # In the order of ids, as all transactions lock jobs (ADR 0024).
-        rows = Job.objects.using(self.using).filter(jid__in=list(self.acks)).order_by("pk").select_for_update()
-        values: list[int | str] = []
-        ids: list[int] = []
-        for job in rows.only("jid", "state", "wid", "attempt", "started_at", "history"):
-            ack = self.acks[job.jid]
-            if job.state == State.WORKING and holds(ack.wid, ack.attempt, job.wid, job.attempt):
-                values += [job.pk, history.append_log(job, ack)]
-                ids.append(job.pk)
-        if not ids:
-            return
-        # Written as text: Django takes 10 ms to compile the same statement for 100 rows.
-        cases = " WHEN %s THEN %s" * len(ids)
-        sql = f"UPDATE {JOB} SET history = CASE id{cases} END WHERE id IN ({marks(ids)})"
-        with connection.cursor() as cursor:
-            cursor.execute(sql, [*values, *ids])
+def _append(connection: BaseDatabaseWrapper, acks: Sequence[Ack]) -> None:
+    """Lock the rows that these runs hold, and write their histories."""
+    ack_by_jid = {ack.jid: ack for ack in acks}
+    # By jid only: with the state, MariaDB may walk the index of running jobs and wait for rows of other workers.
+    # In the order of ids, as all transactions lock jobs (ADR 0024).
+    rows = Job.objects.using(connection.alias).filter(jid__in=list(ack_by_jid)).order_by("pk").select_for_update()
+    values: list[int | str] = []
+    ids: list[int] = []
+    for job in rows.only("jid", "state", "wid", "attempt", "started_at", "history"):
+        ack = ack_by_jid[job.jid]
+        if job.state == State.WORKING and holds(ack.wid, ack.attempt, job.wid, job.attempt):
+            values += [job.pk, history.append_log(job, ack)]
+            ids.append(job.pk)
+    if not ids:
+        return
+    # Written as text: Django takes 10 ms to compile the same statement for 100 rows.
+    cases = " WHEN %s THEN %s" * len(ids)
+    sql = f"UPDATE {JOB} SET history = CASE id{cases} END WHERE id IN ({marks(ids)})"
+    with connection.cursor() as cursor:
+        cursor.execute(sql, [*values, *ids])

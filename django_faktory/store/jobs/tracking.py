@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from contextlib import nullcontext
 from datetime import datetime, timedelta
+from functools import partial
 
 import msgspec
 from django.db import connections, transaction
@@ -52,45 +53,34 @@ def track_set(updates: Sequence[TrackUpdate], *, using: str, now: datetime | Non
         try:
             # A savepoint: a text that the database refuses must not break the transaction of an atomic task.
             with transaction.atomic(using=using) if connections[using].in_atomic_block else nullcontext():
-                run(using, _ProgressUpdate(update, using, now).execute)
+                run(using, partial(_store, update=update, now=now))
         except InvalidPayload:
             plain = msgspec.structs.replace(update, desc=in_ascii(update.desc or ""))
-            run(using, _ProgressUpdate(plain, using, now).execute)
+            run(using, partial(_store, update=plain, now=now))
 
 
-class _ProgressUpdate:
-    """One TRACK SET, applied by `execute`."""
-
-    def __init__(self, update: TrackUpdate, using: str, now: datetime | None) -> None:
-        self.update, self.using, self.now = update, using, now
-
-    def execute(self, connection: BaseDatabaseWrapper) -> None:
-        """Store the update if its job exists and, if it names an attempt, that attempt is still running."""
-        job = Job.objects.using(self.using).filter(jid=self.update.jid)
-        attempt = self.update.attempt
-        if not (job.exists() if attempt is None else _is_running(job.filter(attempt=attempt))):
-            return
-        clock = clock_of(connection, self.now)
-        # The update makes the job a tracked job: keep its row for at least `TRACKED_FOR` after its end.
-        job.filter(Q(result_ttl=None) | Q(result_ttl__lt=TRACKED_FOR_S)).update(result_ttl=TRACKED_FOR_S)
-        job.filter(purge_at__lt=clock + TRACKED_FOR).update(purge_at=clock + TRACKED_FOR)
-        if self.update.reserve_until is not None:
-            self._extend_reservation(min(self.update.reserve_until, clock + LONGEST_RESERVATION))
-        reported = {"percent": self.update.percent, "desc": self.update.desc}
-        Tracking.objects.using(self.using).update_or_create(
-            jid=self.update.jid,
-            defaults={"updated_at": clock} | {name: value for name, value in reported.items() if value is not None},
-        )
-
-    def _extend_reservation(self, until: datetime) -> None:
+def _store(connection: BaseDatabaseWrapper, update: TrackUpdate, now: datetime | None) -> None:
+    """Store the update if its job exists and, if it names an attempt, that attempt is still running."""
+    job = Job.objects.using(connection.alias).filter(jid=update.jid)
+    if not (job.exists() if update.attempt is None else _is_running(job.filter(attempt=update.attempt))):
+        return
+    clock = clock_of(connection, now)
+    # The update makes the job a tracked job: keep its row for at least `TRACKED_FOR` after its end.
+    job.filter(Q(result_ttl=None) | Q(result_ttl__lt=TRACKED_FOR_S)).update(result_ttl=TRACKED_FOR_S)
+    job.filter(purge_at__lt=clock + TRACKED_FOR).update(purge_at=clock + TRACKED_FOR)
+    if update.reserve_until is not None:
+        until = min(update.reserve_until, clock + LONGEST_RESERVATION)
         # Only extend: a progress update must not shorten a reservation.
-        reserved = Job.objects.using(self.using).filter(
-            jid=self.update.jid, state=State.WORKING, reserved_until__lt=until
-        )
+        reserved = job.filter(state=State.WORKING, reserved_until__lt=until)
         # A client without a wid claims jobs with wid "", so a mismatch is certain only if both sides have one.
-        if self.update.wid:
-            reserved = reserved.filter(wid__in=("", self.update.wid))
+        if update.wid:
+            reserved = reserved.filter(wid__in=("", update.wid))
         reserved.update(reserved_until=until)
+    reported = {"percent": update.percent, "desc": update.desc}
+    Tracking.objects.using(connection.alias).update_or_create(
+        jid=update.jid,
+        defaults={"updated_at": clock} | {name: value for name, value in reported.items() if value is not None},
+    )
 
 
 def _is_running(job: JobQuerySet) -> bool:

@@ -9,21 +9,26 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from datetime import datetime, timedelta
+from functools import partial
 
 from django.db import connections
 from django.db.backends.base.base import BaseDatabaseWrapper
-from django.db.models import Case, DateTimeField, Value, When
-from django.db.models.functions import Now
+from django.db.models import Case, DateTimeField, F, Value, When
+from django.db.models.functions import Greatest, Now
 
-from ...core.lifecycle import GONE, Event, State, sources
+from ...core.lifecycle import GONE, LIVE, Event, State, sources
+from ...core.payloads import is_storable
 from ...models import Job, JobLock, JobQuerySet
 from ..batches import counters
+from ..chunks import chunks
 from ..deletion import delete_locked
+from ..dialects import clock_of
 from ..dialects.base import JOB, marks
 from ..limits import limiters
 from ..locks import locks
-from ..transactions import run
+from ..transactions import read, run
 
+CHUNK = 500
 DISCARDED_FOR = timedelta(days=1)
 """How long the row of a discarded job is kept if the job has a `result_ttl`."""
 
@@ -167,3 +172,35 @@ def purged(jobs: JobQuerySet) -> int:
     deleted = delete_locked(legal)
     counters.record_all(jobs.db, dead, GONE)
     return deleted
+
+
+# --- cancellations: workers poll for the marks. A mark that is older than `enqueued_at` is ignored: it counts until the
+# job is enqueued again by a retry or a requeue, but not when it returns from a lost worker.
+
+
+def cancel(jids: Sequence[str], *, using: str, now: datetime | None = None) -> int:
+    """Discard waiting jobs, mark running jobs, and return the number of both. Dead and finished jobs stay unchanged."""
+    storable = [jid for jid in jids if is_storable(jid)]
+
+    def verb(_: BaseDatabaseWrapper, chunk: Sequence[str]) -> int:
+        return cancelled(Job.objects.using(using).filter(jid__in=chunk), now)
+
+    return sum(run(using, partial(verb, chunk=chunk)) for chunk in chunks(storable, CHUNK))
+
+
+def cancelled(jobs: JobQuerySet, now: datetime | None = None) -> int:
+    """Apply `cancel` to a queryset, inside the caller's transaction."""
+    connection = connections[jobs.db]
+    jobs = lock_rows(jobs.in_state(*LIVE))
+    clock = clock_of(connection, now)
+    # Discard before marking: without row locks (SQLite), a job that is claimed between the two updates gets marked.
+    discarded_count = discarded(jobs.in_state(*LIVE - {State.WORKING}))
+    # `Greatest`: if the clock is behind `enqueued_at`, a mark with its time would be ignored.
+    marked = jobs.in_state(State.WORKING).update(cancel_requested_at=Greatest(Value(clock), F("enqueued_at")))
+    return discarded_count + marked
+
+
+def find_cancelled(jids: Sequence[str], *, using: str) -> list[str]:
+    """Return the jids of the running jobs among `jids` that have a valid cancellation mark."""
+    marked = Job.objects.using(using).in_state(State.WORKING).filter(cancel_requested_at__gte=F("enqueued_at"))
+    return read(marked.filter(jid__in=jids).values_list("jid", flat=True))

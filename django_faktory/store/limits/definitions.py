@@ -19,7 +19,7 @@ from ...core.limits import Allowance, Scope, family_of
 from ...models import Job, Limit, Limiter
 from ..dialects import clock_of
 from ..queues import pause_columns
-from ..transactions import run
+from ..transactions import read, run
 from . import limiters
 
 MAX_COUNTED = 10_000
@@ -112,7 +112,7 @@ def _is_only_a_pause(limit: Limit) -> bool:
 def paused_tasks(*, using: str) -> list[str]:
     """Return the names of the paused tasks, sorted."""
     paused = Limit.objects.using(using).filter(scope=Scope.TASK, paused_at__isnull=False).order_by("name")
-    return run(using, lambda _: list(paused.values_list("name", flat=True)), atomic=False)
+    return read(paused.values_list("name", flat=True))
 
 
 def remove(limit: Limit, *, using: str) -> None:
@@ -149,7 +149,7 @@ def _remove(limit: Limit, *, using: str, only_if: Callable[[Limit], bool] = lamb
         return False
     still_stored = Limiter.objects.using(using).filter(pk__in=ids)
     # Limiters that moved to the family's limit remain. The others were deleted with the limit; their jobs become ready.
-    remaining = {row.pk: row for row in run(using, lambda _: list(still_stored), atomic=False)}
+    remaining = {row.pk: row for row in read(still_stored)}
     for limiter_id in ids:
         if limiter_id not in remaining:
             limiters.repair(limiter_id, using=using)  # makes its jobs ready
@@ -244,7 +244,7 @@ def _must_count_running(limiter: Limiter, limit: Limit) -> bool:
 def _apply_to_jobs(limit: Limit, using: str) -> Limit:
     """Count the jobs that already run, and make blocked jobs ready for which there is room now."""
     own_limiters = Limiter.objects.using(using).filter(limit=limit).order_by("pk").values_list("pk", "is_paused")
-    limiter_rows = run(using, lambda _: list(own_limiters), atomic=False)
+    limiter_rows = read(own_limiters)
     uncounted = {pk for pk, is_paused in limiter_rows if is_paused and limit.concurrency is not None}
     limiters.count_running(uncounted, using=using)
     limiters.promote_waiters([pk for pk, _ in limiter_rows if pk not in uncounted], using=using)

@@ -26,11 +26,11 @@ from ...core.lifecycle import State
 from ...core.limits import LimiterState, Scope, allocate_permits, family_of, format_permits, parse_permits
 from ...core.logs import get_logger
 from ...core.payloads import Reservation
-from ...models import Job, JobQuerySet, Limit, Limiter
+from ...models import JobQuerySet, Limit, Limiter
 from ..dialects import dialect_of
 from ..dialects.base import Dialect
 from ..locks import locks
-from ..transactions import after_commit, retry_skipped, run
+from ..transactions import after_commit, read, retry_skipped, run
 from . import sql
 
 logger = get_logger(__name__)
@@ -188,7 +188,7 @@ def create_limiters(keys: Sequence[str], *, using: str) -> None:
     run(using, verb)
     # All paused limiters of these keys, including one that another process has inserted and not counted yet.
     paused = Limiter.objects.using(using).filter(scope=Scope.KEY, name__in=list(keys), is_paused=True)
-    count_running(run(using, lambda _: list(paused.values_list("pk", flat=True)), atomic=False), using=using)
+    count_running(read(paused.values_list("pk", flat=True)), using=using)
 
 
 def build_limiter(limit: Limit, name: str) -> Limiter:
@@ -283,7 +283,7 @@ def _unblock_fitting(
 def find_due_limiters(*, using: str) -> list[int]:
     """Return the ids of at most `CHUNK` limiters that are due to make jobs ready."""
     due = Limiter.objects.using(using).filter(opens_at__lte=Now()).order_by("id").values_list("pk", flat=True)
-    return run(using, lambda _: list(due[:CHUNK]), atomic=False)
+    return read(due[:CHUNK])
 
 
 def unblock_due(*, using: str, now: datetime | None = None) -> set[str]:
@@ -463,13 +463,13 @@ def sweep(*, using: str) -> int | None:
     Returns None if no limiter is in use: none counts a job, and no job is blocked by one.
     """
 
-    def read(connection: BaseDatabaseWrapper) -> tuple[list[int], list[sql.RunningJobs]]:
+    def read_jobs(connection: BaseDatabaseWrapper) -> tuple[list[int], list[sql.RunningJobs]]:
         with connection.cursor() as cursor:
             return list(sql.find_referenced_limiters(cursor)), sql.count_running_jobs(cursor)
 
     rows = Limiter.objects.using(using).select_related("limit")
-    limiters = {row.pk: row for row in run(using, lambda _: list(rows), atomic=False)}
-    referenced_ids, running = run(using, read, atomic=False)
+    limiters = {row.pk: row for row in read(rows)}
+    referenced_ids, running = run(using, read_jobs, atomic=False)
     if not limiters and not referenced_ids:
         return None
     # Paused although its limit is not: the process that created it ended before it had counted.
@@ -494,20 +494,6 @@ def _find_wrong(limiters: Mapping[int, Limiter], running: Iterable[sql.RunningJo
     return wrong | {pk for pk, row in limiters.items() if holders[pk] != row.in_use}
 
 
-def find_without_permits(held_for_s: float, *, using: str) -> list[Reservation]:
-    """Return jobs claimed at least `held_for_s` seconds ago that have no permits yet.
-
-    They were never delivered, so the caller releases them.
-    """
-    since = Now() - timedelta(seconds=held_for_s)
-    jobs = Job.objects.using(using).in_state(State.WORKING).filter(permits="", started_at__lt=since).order_by("id")
-    rows = run(using, lambda _: list(jobs.values_list("jid", "queue", "wid", "attempt")[:CHUNK]), atomic=False)
-    return [
-        Reservation(jid=jid, queue=queue, text="", wid=wid, attempt=attempt, permits="")
-        for jid, queue, wid, attempt in rows
-    ]
-
-
 def delete_idle(*, using: str, idle_s: float = IDLE_S) -> int:
     """Delete limiters of keys that were idle for `idle_s` and have a full bucket; return how many."""
     limiters = Limiter.objects.using(using).filter(scope=Scope.KEY, in_use=0, is_awaited=False, opens_at=None)
@@ -515,5 +501,5 @@ def delete_idle(*, using: str, idle_s: float = IDLE_S) -> int:
     # A limit with a longer period may not have refilled yet: making its limiter again would give a full bucket too
     # early.
     idle = idle.exclude(per__gt=idle_s)
-    ids = run(using, lambda _: list(idle.values_list("pk", flat=True)[:CHUNK]), atomic=False)
+    ids = read(idle.values_list("pk", flat=True)[:CHUNK])
     return run(using, lambda _: limiters.filter(pk__in=ids).delete()[0], atomic=False, writes=True) if ids else 0

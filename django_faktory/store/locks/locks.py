@@ -27,7 +27,7 @@ from .. import notifier, scan
 from ..chunks import chunks
 from ..dialects import clock_of, dialect_of
 from ..dialects.base import JOB, LOCK, RunningJob, marks
-from ..transactions import after_commit, retry_skipped, run
+from ..transactions import after_commit, read, retry_skipped, run, select
 
 logger = get_logger(__name__)
 
@@ -332,7 +332,7 @@ def extend_held(tokens: Collection[int], *, using: str) -> set[int]:
     """
     locks = JobLock.objects.using(using).filter(pk__in=tokens)
     _extend(locks)
-    return set(tokens) - set(run(using, lambda _: list(locks.values_list("pk", flat=True)), atomic=False))
+    return set(tokens) - set(read(locks.values_list("pk", flat=True)))
 
 
 def _extend(locks: Any, *, skip_locked: bool = False) -> int:
@@ -423,31 +423,13 @@ def sweep(
 
 def _find_stuck_keys(keys: Collection[str], using: str) -> set[str]:
     """Return the keys among these that no job holds and for which no job is ready."""
-    ordered, stuck_keys = sorted(keys), set()
+    ordered, stuck_keys = sorted(keys), set[str]()
     for chunk in chunks(ordered, KEY_CHUNK):
         held_keys = unmarked_locks(using=using).filter(key__in=chunk).values_list("key", flat=True)
-        free = sorted(set(chunk) - set(run(using, lambda _, held_keys=held_keys: list(held_keys), atomic=False)))  # type: ignore[misc]  # a default is no parameter to mypy
+        free = sorted(set(chunk) - set(read(held_keys)))
         if free:
-            stuck_keys |= run(using, partial(_select_stuck_keys, keys=free), atomic=False)
+            stuck_keys.update(key for (key,) in select(_STUCK_KEYS_SQL.format(keys=marks(free)), free, using=using))
     return stuck_keys
-
-
-def _select_stuck_keys(connection: BaseDatabaseWrapper, keys: Sequence[str]) -> set[str]:
-    with connection.cursor() as cursor:
-        cursor.execute(_STUCK_KEYS_SQL.format(keys=marks(keys)), [*keys])
-        return {key for (key,) in cursor.fetchall()}
-
-
-def find_without_lock(held_for_s: float, *, using: str) -> list[Reservation]:
-    """Return jobs claimed at least `held_for_s` seconds ago that have no lock yet.
-
-    They were never delivered, so the caller releases them.
-    """
-    since = Now() - timedelta(seconds=held_for_s)
-    jobs = Job.objects.using(using).in_state(State.WORKING)
-    unlocked = jobs.filter(lock_key__isnull=False, lock_token__isnull=True, started_at__lt=since).order_by("id")[:CHUNK]
-    rows = run(using, lambda _: list(unlocked.values_list("jid", "queue", "wid", "attempt")), atomic=False)
-    return [Reservation(jid=jid, queue=queue, text="", wid=wid, attempt=attempt) for jid, queue, wid, attempt in rows]
 
 
 class LocketState(NamedTuple):

@@ -21,7 +21,7 @@ from ..deletion import delete_locked
 from ..dialects import clock_of
 from ..limits import limiters
 from ..locks import locks
-from ..transactions import run
+from ..transactions import read, run
 
 CHUNK = 500
 CLEAR_PORTION = 20
@@ -69,7 +69,7 @@ def expire(*, using: str, now: datetime | None = None, limit: int = CHUNK) -> in
     if not _is_partial(using):
         _clear_expiries(using, now)
     first_pk = expired.values_list("pk", flat=True)[:1]  # ordered by the index; `exists()` may scan the table
-    if not run(using, lambda _: list(first_pk), atomic=False):  # nearly always true
+    if not read(first_pk):  # nearly always true
         return 0
 
     def verb(connection: BaseDatabaseWrapper) -> int:

@@ -20,7 +20,7 @@ from ...models.cron import CronEntry
 from ..cron.entries import find_unscheduled
 from ..jobs.failures import reserved_jobs
 from ..locks.locks import unmarked_locks
-from ..transactions import run
+from ..transactions import select
 from ..workers import find_stale_workers
 from .due import find_delayed_jobs, find_expiring_jobs
 
@@ -51,32 +51,24 @@ def find_pending_work(*, using: str, now: datetime | None = None, worker_timeout
 
     Each part reads the head of an index, so its cost does not depend on the number of stored jobs.
     """
-
-    def verb(connection: BaseDatabaseWrapper) -> PendingWork:
-        sql, values, heads = _build_statement(using, worker_timeout_s)
-        with connection.cursor() as cursor:
-            cursor.execute(sql, values)
-            row = cursor.fetchone()
-        clock, *times = (value if value is None else _convert_time(connection, value) for value in row[: heads + 3])
-        # Compared with the database's clock: the clocks of two nodes may differ.
-        delays_s = [None if time is None else (time - (now or clock)).total_seconds() for time in times]  # type: ignore[operator]  # the first column is never NULL
-        due_in_s = min((seconds for seconds in delays_s[2:] if seconds is not None), default=None)
-        has_expired_locks, *requested = map(bool, row[heads + 3 :])
-        has_expired_reservations, has_silent_workers, has_expired_jobs, has_unscheduled_entries = (
-            requested or [False] * 4
-        )
-        return PendingWork(
-            due_in_s=due_in_s,
-            has_expired_locks=has_expired_locks,
-            has_expired_reservations=has_expired_reservations,
-            has_silent_workers=has_silent_workers,
-            has_expired_jobs=has_expired_jobs,
-            has_unscheduled_entries=has_unscheduled_entries,
-            tick_in_s=delays_s[0],
-            opens_in_s=delays_s[1],
-        )
-
-    return run(using, verb, atomic=False)
+    sql, values, heads = _build_statement(using, worker_timeout_s)
+    [row] = select(sql, values, using=using)
+    clock, *times = (value if value is None else _convert_time(connections[using], value) for value in row[: heads + 3])
+    # Compared with the database's clock: the clocks of two nodes may differ.
+    delays_s = [None if time is None else (time - (now or clock)).total_seconds() for time in times]  # type: ignore[operator]  # the first column is never NULL
+    due_in_s = min((seconds for seconds in delays_s[2:] if seconds is not None), default=None)
+    has_expired_locks, *requested = map(bool, row[heads + 3 :])
+    has_expired_reservations, has_silent_workers, has_expired_jobs, has_unscheduled_entries = requested or [False] * 4
+    return PendingWork(
+        due_in_s=due_in_s,
+        has_expired_locks=has_expired_locks,
+        has_expired_reservations=has_expired_reservations,
+        has_silent_workers=has_silent_workers,
+        has_expired_jobs=has_expired_jobs,
+        has_unscheduled_entries=has_unscheduled_entries,
+        tick_in_s=delays_s[0],
+        opens_in_s=delays_s[1],
+    )
 
 
 @lru_cache(maxsize=8)

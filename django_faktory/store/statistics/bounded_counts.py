@@ -2,15 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 from django.core.exceptions import EmptyResultSet
-from django.db.backends.base.base import BaseDatabaseWrapper
 from django.db.models import QuerySet
 
 from ..chunks import chunks
-from ..transactions import run
+from ..transactions import select
 
 AT_ONCE = 200
 """Counts in one statement: SQLite allows 2,000 columns."""
@@ -24,7 +23,7 @@ def counts(sets: Sequence[QuerySet[Any]], *, max_count: int, using: str) -> list
     No set is read to its end. Sets in the order of an index are read through it: see `scan.in_index_order`.
     """
     parts = [_compile_count(rows.values("pk")[:max_count], using) for rows in sets]
-    return [int(value) for value in _execute_parts(parts, using)]
+    return [int(value) for portion in chunks(parts, AT_ONCE) for value in _execute(portion, using)]
 
 
 def _compile_count(rows: QuerySet[Any], using: str) -> Part:
@@ -37,15 +36,8 @@ def _compile_count(rows: QuerySet[Any], using: str) -> Part:
     return f"(SELECT COUNT(*) FROM ({sql}) counted)", tuple(values)
 
 
-def _execute_parts(parts: Sequence[Part], using: str) -> Iterator[Any]:
-    for portion in chunks(parts, AT_ONCE):
-        yield from run(using, lambda connection, portion=portion: _execute(connection, portion), atomic=False)  # type: ignore[misc]  # a default is no parameter to mypy
-
-
-def _execute(connection: BaseDatabaseWrapper, parts: Sequence[Part]) -> Sequence[Any]:
-    with connection.cursor() as cursor:
-        cursor.execute(
-            f"SELECT {', '.join(sql for sql, _ in parts)}", [value for _, values in parts for value in values]
-        )
-        row: Sequence[Any] = cursor.fetchone()
+def _execute(parts: Sequence[Part], using: str) -> tuple[Any, ...]:
+    [row] = select(
+        f"SELECT {', '.join(sql for sql, _ in parts)}", [value for _, values in parts for value in values], using=using
+    )
     return row

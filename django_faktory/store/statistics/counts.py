@@ -1,6 +1,7 @@
 """Counts for INFO, metrics and the admin: from one snapshot, and equal on every node (W22).
 
-`counts` is exact; `read_bounded_counts` stops at a limit. The `shared_…` functions share their reads between callers.
+`read_exact_counts` is exact; `read_bounded_counts` stops at a limit. The `shared_…` functions share their reads between
+callers.
 """
 
 from __future__ import annotations
@@ -125,14 +126,6 @@ def read_bounded_counts(*, using: str, worker_timeout_s: float = 60, sizes: Coun
     )
 
 
-def counts(*, using: str, worker_timeout_s: float = 60, sizes: CountLimits = SIZES) -> AllCounts:
-    """Read all counts: with one statement, or with `read_exact_counts` if a set is too large for that."""
-    result = read_bounded_counts(using=using, worker_timeout_s=worker_timeout_s, sizes=sizes)
-    if result.is_complete:
-        return result
-    return read_exact_counts(using=using, worker_timeout_s=worker_timeout_s, sizes=sizes)
-
-
 def read_exact_counts(*, using: str, worker_timeout_s: float = 60, sizes: CountLimits = SIZES) -> AllCounts:
     """Read all counts from one snapshot, large sets in portions, in a read-only transaction.
 
@@ -162,7 +155,7 @@ def shared_bounded_counts(*, using: str, worker_timeout_s: float = 60) -> AllCou
 
 
 def shared_counts(*, using: str, worker_timeout_s: float = 60) -> AllCounts:
-    """Return `counts`, shared by the callers of this process: see `shared_reads`."""
+    """Return `read_exact_counts`, shared by the callers of this process: see `shared_reads`."""
     # Shared separately: callers of `shared_bounded_counts` do not wait for the portions of `read_exact_counts`.
     result = _shared(read_bounded_counts, using, worker_timeout_s)
     return result if result.is_complete else _shared(read_exact_counts, using, worker_timeout_s)
@@ -175,7 +168,7 @@ def _shared(read: Callable[..., AllCounts], using: str, worker_timeout_s: float)
 
 def snapshot(*, using: str, worker_timeout_s: float = 60) -> dict[str, Any]:
     """Read the counts now, in the format of `Broker.info`."""
-    return counts(using=using, worker_timeout_s=worker_timeout_s).info()
+    return read_exact_counts(using=using, worker_timeout_s=worker_timeout_s).info()
 
 
 # --- sets, and the statements that count them ---

@@ -19,7 +19,7 @@ from ...models import Measure
 from ..chunks import chunks
 from ..dialects import clock_of
 from ..dialects.base import marks
-from ..transactions import run
+from ..transactions import read, run
 
 CHUNK = 200
 UNUSED_S = 14 * 86_400
@@ -129,7 +129,7 @@ def fold_idle_series(
         # A row comparison (queue, jobtype) > (…) written as terms that the index serves on each database.
         rows = rows.filter(Q(queue__gt=queue) | Q(jobtype__gt=jobtype), queue__gte=queue)
     next_pairs = rows.values_list("queue", "jobtype")[:CHUNK]
-    pairs = run(using, lambda _: list(next_pairs), atomic=False)
+    pairs = read(next_pairs)
     if not pairs:
         return None
     stale = rows.filter(queue__lte=pairs[-1][0], used_at__lt=Now() - timedelta(seconds=unused_s))

@@ -56,7 +56,7 @@ SMALL = counts.CountLimits(at_once=2, queues=1, portion=1)
 
 READS = {
     "INFO": lambda: OrmBroker(USING).info(),
-    "INFO of large sets": lambda: counts.counts(using=USING, sizes=SMALL),
+    "INFO of large sets": lambda: counts.read_exact_counts(using=USING, sizes=SMALL),
     "latency": lambda: OrmBroker(USING).latency(["mail", "q0"]),
     "waiting": lambda: queues.read_waiting(["mail", "q0"], using=USING),
     "names": lambda: queues.known_names(using=USING),
@@ -103,7 +103,7 @@ def test_writes_commit_while_counts_are_read_in_portions(stored, monkeypatch):
         return further(*args)
 
     monkeypatch.setattr(counts, "_count_further_rows", further_after_a_write)
-    found = counts.counts(using=USING, sizes=SMALL)
+    found = counts.read_exact_counts(using=USING, sizes=SMALL)
     assert written
     assert found.queues["mail"] == 3
     assert statistics.read(using=USING).queues["mail"] == 0

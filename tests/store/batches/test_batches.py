@@ -15,7 +15,7 @@ from django_faktory.core.payloads import Ack, FetchRequest, NewBatch, failure
 from django_faktory.errors import BatchClosed, UnknownBatch
 from django_faktory.models import Batch, Job
 from django_faktory.store.batches import batches
-from django_faktory.store.jobs import acknowledgements, bulk, cancellations, claims, failures, pushes
+from django_faktory.store.jobs import acknowledgements, bulk, claims, failures, pushes, transitions
 from django_faktory.store.maintenance import due
 from tests.factories import payload
 from tests.store import by_ids
@@ -502,7 +502,7 @@ def test_a_cancelled_member_of_a_lost_worker_is_counted_once():
     commit(bid)
     taken = fetch(1)
     Job.objects.filter(jid=taken[0].jid).update(losses=2)
-    cancellations.cancel([taken[0].jid], using="default")
+    transitions.cancel([taken[0].jid], using="default")
     failures.reclaim_lost(["w"], using="default")
     assert status(bid) == (2, 1, 0, "", "")
     assert Batch.objects.get().unrun == 1

@@ -9,7 +9,7 @@ from django_faktory.brokers.remote import RemoteBroker
 from django_faktory.core.payloads import Ack, failure
 from django_faktory.errors import FaktoryError
 from django_faktory.models import Job
-from django_faktory.store.jobs import cancellations
+from django_faktory.store.jobs import transitions
 from tests.project.tasks import noop, send_invoice
 from tests.store import by_ids
 from tests.tasks.work import fetched
@@ -18,7 +18,7 @@ pytestmark = pytest.mark.django_db(transaction=True)
 
 
 def cancel(*results):
-    return cancellations.cancel([result.id for result in results], using="default")
+    return transitions.cancel([result.id for result in results], using="default")
 
 
 def state(result):
@@ -49,12 +49,12 @@ def test_cancelling_finished_or_unknown_jobs_changes_nothing():
     done = noop.enqueue()
     job = fetched()
     get_broker().ack([Ack(jid=job.jid, wid=job.wid, attempt=job.attempt)])
-    assert cancellations.cancel([done.id, "nosuchjob", "\x00bad"], using="default") == 0
+    assert transitions.cancel([done.id, "nosuchjob", "\x00bad"], using="default") == 0
     assert state(done) == "succeeded"
 
 
 def test_more_jobs_than_one_chunk_are_cancelled():
-    count = cancellations.CHUNK + 1
+    count = transitions.CHUNK + 1
     assert cancel(*noop.enqueue_many([()] * count)) == count
 
 

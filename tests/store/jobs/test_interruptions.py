@@ -14,7 +14,7 @@ from django_faktory.core.payloads import Ack, FetchRequest, Interruption, NewBat
 from django_faktory.errors import ReservationLost
 from django_faktory.models import Batch, Job, JobLock, Limiter, WorkerProcess
 from django_faktory.operations.serializers import whole_job_of
-from django_faktory.store.jobs import cancellations
+from django_faktory.store.jobs import transitions
 from django_faktory.store.limits import definitions, limiters
 from django_faktory.store.maintenance import due
 from django_faktory.tasks.results import attempts_of, result_of, runs_of
@@ -243,7 +243,7 @@ def test_an_interrupted_job_that_was_claimed_in_time_does_not_expire(node):
 def test_an_interrupted_job_that_was_cancelled_is_discarded(node):
     node.push("a", result_ttl=600)
     job = node.fetch_one()
-    cancellations.cancel([job.jid], using="default")
+    transitions.cancel([job.jid], using="default")
     assert node.interrupt(job) == [True]
     assert (row(job).state, row(job).errtype) == ("discarded", "Cancelled")
 

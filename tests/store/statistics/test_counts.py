@@ -52,7 +52,7 @@ def reading(caught):
 def test_portions_count_the_same_as_one_statement():
     fill()
     with CaptureQueriesContext(connection) as caught:
-        whole = statistics.counts(using=USING)
+        whole = statistics.read_exact_counts(using=USING)
     assert len(reading(caught)) == 1
     assert comparable(whole) == (
         {"q0": 12, "q1": 0, "q2": 0, "q3": 0, "q4": 0, "q5": 11, "q6": 0, "unlisted": 6},
@@ -64,11 +64,11 @@ def test_portions_count_the_same_as_one_statement():
     )
     assert whole.is_complete
     assert (
-        statistics.counts(using=USING, sizes=statistics.CountLimits(at_once=13, queues=8, portion=1)).queues
+        statistics.read_exact_counts(using=USING, sizes=statistics.CountLimits(at_once=13, queues=8, portion=1)).queues
         == whole.queues
     )
     with CaptureQueriesContext(connection) as caught:
-        portions = statistics.counts(using=USING, sizes=SMALL)
+        portions = statistics.read_exact_counts(using=USING, sizes=SMALL)
     assert len(caught) > 20
     assert comparable(portions) == comparable(whole)
     assert portions.is_complete
@@ -79,7 +79,7 @@ def test_portions_count_the_same_as_one_statement():
 
 def test_all_portions_read_the_same_snapshot(monkeypatch):
     fill()
-    before = comparable(statistics.counts(using=USING))
+    before = comparable(statistics.read_exact_counts(using=USING))
     further = statistics._count_further_rows
 
     def further_while_jobs_move(*args):
@@ -89,7 +89,7 @@ def test_all_portions_read_the_same_snapshot(monkeypatch):
 
     moment = timezone.now()
     monkeypatch.setattr(statistics, "_count_further_rows", further_while_jobs_move)
-    assert comparable(statistics.counts(using=USING, sizes=SMALL)) == before
+    assert comparable(statistics.read_exact_counts(using=USING, sizes=SMALL)) == before
 
 
 def run_elsewhere(work):
@@ -105,7 +105,7 @@ def run_elsewhere(work):
 
 def test_a_snapshot_ends_its_transaction_even_after_an_error(monkeypatch):
     fill()
-    statistics.counts(using=USING, sizes=SMALL)
+    statistics.read_exact_counts(using=USING, sizes=SMALL)
     Queue.objects.create(name="new")
 
     def fails(*_):
@@ -113,7 +113,7 @@ def test_a_snapshot_ends_its_transaction_even_after_an_error(monkeypatch):
 
     monkeypatch.setattr(statistics, "_count_further_rows", fails)
     with pytest.raises(ValueError, match="meanwhile"):
-        statistics.counts(using=USING, sizes=SMALL)
+        statistics.read_exact_counts(using=USING, sizes=SMALL)
     Queue.objects.create(name="newer")  # neither refused nor lost
     assert run_elsewhere(lambda: Queue.objects.filter(name__startswith="new").count()) == 2
 
@@ -127,7 +127,7 @@ def test_twenty_thousand_queues_are_counted_in_one_statement():
         row.queue = f"q{40 * number:05}"
     Job.objects.bulk_create(rows, batch_size=500)
     with CaptureQueriesContext(connection) as caught:
-        found = statistics.counts(using=USING)
+        found = statistics.read_exact_counts(using=USING)
     assert len(reading(caught)) == 1
     assert (len(found.queues), sum(found.queues.values()), len(found.waiting)) == (20_000, 500, 500)
 
