@@ -230,7 +230,7 @@ class Connection(asyncio.Protocol):
                     self._is_busy = True
                     self._steps = command
                     self.server.line_buffer_limit.hold(self._reject_long_line, self._protocol.line_bytes)
-                    self.server.long_lines.run(command, self._on_parsed)
+                    self.server.long_lines.run(command, self._protocol.line_bytes, self._on_parsed)
                 else:
                     self._execute(command)
             self._end_line()
@@ -267,6 +267,7 @@ class Connection(asyncio.Protocol):
         if self._steps:
             self._steps = None
             self.server.line_buffer_limit.release(self._reject_long_line)
+            self.server.long_lines.release(self._protocol.line_bytes)
 
     def _try_password(self) -> None:
         """Check the password now: in the turn of this connection."""

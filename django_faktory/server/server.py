@@ -156,7 +156,7 @@ class Server(ServerContext):
     def _open_turns(self) -> None:
         # A check takes 2 to 4 ms in which the event loop does nothing else (W1).
         self.password_checks = Turns(self.loop, lambda: self.command_count)
-        self.long_lines = Turns(self.loop, lambda: self.command_count)
+        self.long_lines = Turns(self.loop, lambda: self.command_count, budget_bytes=self.tuning.long_lines_bytes)
         # Without a rest a flood of commands keeps the event loop busy, and threads wait for the GIL.
         self.rest_queue = Turns(self.loop, lambda: self.command_count, least_rest_s=REST_S)
 

@@ -23,6 +23,9 @@ class Tuning:
     spare_handshakes: int = 100
     """TLS handshakes beyond MAX_CONNECTIONS, so that rejected clients can read the error (W8) over TLS."""
 
+    long_lines_bytes: int = 4 * 1024 * 1024
+    """Bytes of lines above 64 KiB that are parsed and executed at a time, or one longer line."""
+
     # --- FETCH ---
 
     fetch_wait_s: float = 2.0

@@ -30,13 +30,20 @@ class Turns:
     """
 
     def __init__(
-        self, loop: asyncio.AbstractEventLoop, commands: Callable[[], int], *, least_rest_s: float = 0.0
+        self,
+        loop: asyncio.AbstractEventLoop,
+        commands: Callable[[], int],
+        *,
+        least_rest_s: float = 0.0,
+        budget_bytes: int = 0,
     ) -> None:
         self._loop, self._count_commands, self._least_rest_s = loop, commands, least_rest_s
         self._waiting: deque[Callable[[], object]] = deque()
         self._is_scheduled = False
         self._last_count = 0
         self._others_at = float("-inf")
+        self._budget_bytes = self._free_bytes = budget_bytes
+        self._lines: deque[tuple[int, Callable[[], object]]] = deque()
 
     def wait(self, call: Callable[[], object]) -> None:
         """Call `call` when it is its turn."""
@@ -46,9 +53,26 @@ class Turns:
             # Not now: the caller may be in the middle of changing its state.
             self._loop.call_later(self._least_rest_s, self._next)
 
-    def run(self, steps: Generator[None, None, Any], done: Callable[[Any], object]) -> None:
-        """Run one step in each turn, then call `done` with the result or FaktoryError; None if `steps` was closed."""
-        self.wait(partial(self._step, steps, done))
+    def run(self, steps: Generator[None, None, Any], size: int, done: Callable[[Any], object]) -> None:
+        """Run one step in each turn, then call `done` with the result or FaktoryError; None if `steps` was closed.
+
+        The jobs of a line take several times its memory, so lines of `budget_bytes` are parsed and executed at a time,
+        or a single longer one. Others wait as bytes for the `release` of earlier ones.
+        """
+        self._lines.append((size, partial(self._step, steps, done)))
+        self._admit()
+
+    def release(self, size: int) -> None:
+        """Return the memory of a line that was answered, or whose client has disconnected."""
+        self._free_bytes += size
+        self._admit()
+
+    def _admit(self) -> None:
+        # In order of arrival: if shorter lines overtook it, a long one could wait indefinitely.
+        while self._lines and (self._lines[0][0] <= self._free_bytes or self._free_bytes == self._budget_bytes):
+            size, step = self._lines.popleft()
+            self._free_bytes -= size
+            self.wait(step)
 
     def _step(self, steps: Generator[None, None, Any], done: Callable[[Any], object]) -> None:
         try:
@@ -61,7 +85,7 @@ class Turns:
             logger.exception("command failed item=%s", "long line")
             done(FaktoryError("internal error"))
         else:
-            self.run(steps, done)
+            self.wait(partial(self._step, steps, done))
 
     def _next(self) -> None:
         begun = self._loop.time()

@@ -195,7 +195,8 @@ OF_JOBS = (
     legal(commands.Push, "brackets between strings", lambda size, number: job(
         number, size=size, args=filler(size - 2000, b'"[",[],') + b"0")),
     legal(commands.Push, "unique, most arguments", lambda size, number: job(
-        number, size=size, args=filler(limits.MAX_COMPARED - 100, b'{"k":1.0},') + b"0", custom={"unique_for": 60})),
+        number, size=size, args=filler(limits.MAX_COMPARED - 100, b'{"k":1.0},') + b"0", custom={"unique_for": 60}),
+          rb"(\+OK|-NOTUNIQUE)"),
     illegal(commands.Push, "unique, long arguments", lambda size, number: job(
         number, size=size, args=filler(size - 2000, b'{"k":1.0},') + b"0", custom={"unique_for": 60})),
     legal(commands.Push, "many members", lambda size, number: job(

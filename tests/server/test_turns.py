@@ -39,7 +39,7 @@ def test_a_piece_is_followed_by_a_rest_of_its_duration_if_others_send_commands(o
             loop.now += 0.03
             yield
 
-    Turns(loop, lambda: commands).run(steps(), lambda _: None)
+    Turns(loop, lambda: commands).run(steps(), 1, lambda _: None)
     for _ in range(10):
         loop.run(1)
         commands += others
@@ -78,8 +78,33 @@ def test_the_end_of_steps_is_reported_and_an_unknown_error_is_not_revealed():
 
     closed = steps()
     for one in (steps(), steps(InvalidPayload("no")), steps(ValueError("secret")), closed):
-        turns.run(one, done.append)
+        turns.run(one, 0, done.append)
     closed.close()
     loop.run(7)
     assert loop.call is None
     assert [str(result) for result in done] == ["None", "command", "no", "internal error"]
+
+
+def test_lines_beyond_the_budget_wait_in_order_until_earlier_ones_are_answered():
+    loop, done = Loop(), []
+    turns = Turns(loop, lambda: 0, budget_bytes=10)
+
+    def line(number):
+        return number
+        yield
+
+    for number, size in enumerate([4, 20, 3, 6, 9]):
+        turns.run(line(number), size, done.append)
+    loop.run(1)
+    assert (done, loop.call) == ([0], None)
+    turns.release(4)
+    loop.run(1)
+    assert (done, loop.call) == ([0, 1], None), "a line beyond the budget runs alone"
+    turns.release(20)
+    loop.run(2)
+    assert (done, loop.call) == ([0, 1, 2, 3], None)
+    turns.release(3)
+    assert loop.call is None
+    turns.release(6)
+    loop.run(1)
+    assert done == [0, 1, 2, 3, 4]
