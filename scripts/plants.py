@@ -223,14 +223,6 @@ PLANTS = (
         "postgresql",
     ),
     Plant(
-        "jobs that differ in a number are stored as if they were alike",
-        f"{DIALECTS}/postgresql/push.py",
-        "    return all(_numbers(job) == expected for job in jobs)\n",
-        "    return bool(expected)\n",
-        ("tests/store/jobs/test_pushes.py",),
-        "postgresql",
-    ),
-    Plant(
         "a worker that stops reports unfinished jobs as failed",
         "django_faktory/brokers/orm.py",
         "        answers = failures.interrupt(\n            interruptions,",

@@ -42,7 +42,7 @@ class _Envelope(msgspec.Struct):
 _sealed_decoder = msgspec.json.Decoder(tuple[_Envelope])
 
 
-class JobOptions(msgspec.Struct, frozen=True, kw_only=True, gc=False):
+class JobOptions(msgspec.Struct, frozen=True, kw_only=True, gc=False, omit_defaults=True):
     """Options of a job. A job without options has no JobOptions.
 
     Durations are seconds; the store counts them from PUSH by its own clock.

@@ -42,7 +42,7 @@ _queue_name = re.compile(r"[A-Za-z0-9._-]{1,255}")
 _nesting = re.compile(r"[{\[\]]")
 
 
-class JobPayload(msgspec.Struct, frozen=True, kw_only=True, gc=False):
+class JobPayload(msgspec.Struct, frozen=True, kw_only=True, gc=False, omit_defaults=True):
     """A job to be stored: `text` is stored as it is, the other attributes are the columns that the store queries.
 
     `priority` is Django's, -100 to 100, larger first. `at` is an aware datetime. `retry` is the maximum number of

@@ -250,19 +250,19 @@ class HandoffResult(NamedTuple):
     """Whether no other job was ready in the plan's queues; further requests for these queues get nothing."""
 
 
-class InsertResult(NamedTuple):
-    """Result of `insert_if_absent`: which jobs were stored, and why others were not."""
+class PushResult(NamedTuple):
+    """Result of `insert`: which jobs were not stored, and what waits."""
 
-    jids: Collection[str]
-    """Jids of the jobs that were stored."""
-    alive: Collection[str]
-    """Jids of jobs with a stored row that is not replaced."""
-    refused: Collection[str]
-    """Jids of jobs with a unique key that a stored row has and keeps."""
-    blocked: Collection[str]
+    refused: Collection[str] = ()
+    """Jids of jobs whose unique key a stored job has."""
+    blocked: Collection[str] = ()
     """Lock keys that some of the stored jobs wait for."""
-    now: datetime
-    """The time of the statement."""
+    is_undecided: bool = False
+    """Nothing was stored: the isolation of the caller's transaction hides which unique keys are taken."""
+
+
+ALL_STORED = PushResult()
+"""Usual result of `insert`."""
 
 
 class LoopSession(Protocol):
@@ -308,7 +308,7 @@ class Dialect(ABC):
     """Whether `exchange` uses `ClaimPlan.prefetch_slots`, so that deliveries need `confirm` (ADR 0022)."""
 
     stores_keyed = False
-    """Whether `insert` accepts jobs with lock keys, and `insert_if_absent` jobs with unique keys."""
+    """Whether `insert` accepts jobs with lock keys and unique keys."""
 
     one_statement = False
     """Whether claim, end and exchange are a single message each, so that no transaction needs to be opened around them.
@@ -333,13 +333,12 @@ class Dialect(ABC):
     @abstractmethod
     def insert(
         self, connection: BaseDatabaseWrapper, jobs: OrderedJobs, now: datetime | None, *, may_exist: bool = True
-    ) -> Collection[str]:
-        """Insert jobs with distinct jids, in the given order; return the lock keys that some of them wait for.
+    ) -> PushResult:
+        """Insert jobs with distinct jids, in the given order.
 
-        A row with the same jid is replaced if it has finished, otherwise left unchanged. If the database has row locks,
-        these rows are locked first, by id. The jobs belong to no batch and have no unique key; they have lock keys only
-        if the dialect `stores_keyed`. Their places decide the order in which they are claimed. Pass `may_exist=False`
-        after `lock_stored` found no row: the insert then need not look for one.
+        A row with the same jid is replaced if it has finished, otherwise left unchanged. The jobs belong to no batch;
+        they have lock keys and unique keys only if the dialect `stores_keyed`. Their places decide the order in which
+        they are claimed. Pass `may_exist=False` if no stored job can have one of the jids.
         """
 
     def write_rows(self, cursor: CursorWrapper, rows: Sequence[tuple[Any, ...]], tail: str = "") -> None:
@@ -351,24 +350,17 @@ class Dialect(ABC):
             # Not `executemany`: SQLite runs one statement per row, and takes twice as long.
             cursor.execute(insert_sql(len(portion), width, tail), [value for row in portion for value in row])
 
-    def insert_if_absent(
-        self, connection: BaseDatabaseWrapper, jobs: OrderedJobs, now: datetime | None
-    ) -> InsertResult:
-        """Insert, in the given order, jobs that share neither jid nor unique key with a stored row.
-
-        The jobs belong to no batch. Rows that the caller may then change to store the other jobs (finished rows, rows
-        with an expired key) are locked first, by id.
-        """
-        raise NotImplementedError
-
-    @abstractmethod
     def lock_stored(
-        self, connection: BaseDatabaseWrapper, jobs: OrderedJobs, now: datetime | None
-    ) -> tuple[datetime, bool]:
-        """Lock, by id, all rows that inserts of these jobs may lock; return the time, and whether such rows may exist.
+        self,
+        connection: BaseDatabaseWrapper,  # noqa: ARG002
+        jobs: OrderedJobs,  # noqa: ARG002
+        now: datetime | None,  # noqa: ARG002
+    ) -> None:
+        """Lock, by id, all rows that inserts of these jobs may change, before several `insert` in one transaction.
 
-        Used before a set that several statements insert in one transaction.
+        A database without it retries when two sets overlap.
         """
+        return
 
     @abstractmethod
     def claim(self, connection: BaseDatabaseWrapper, plan: ClaimPlan, now: datetime | None) -> list[Reservation]:

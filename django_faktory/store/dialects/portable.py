@@ -17,6 +17,7 @@ from msgspec.structs import astuple
 from ...core.payloads import Ack, Delivery, Reservation
 from ..chunks import chunks
 from .base import (
+    ALL_STORED,
     COUNTER,
     JOB,
     LIMIT,
@@ -27,6 +28,7 @@ from .base import (
     ClaimSlot,
     Dialect,
     OrderedJobs,
+    PushResult,
     Tally,
     marks,
     utc,
@@ -59,8 +61,8 @@ class PortableDialect(Dialect):
         now: datetime | None,
         *,
         may_exist: bool = True,  # noqa: ARG002  (an upsert looks for the row in any case)
-    ) -> Collection[str]:
-        """Insert jobs by upsert; returns no keys, because jobs with lock keys are inserted elsewhere."""
+    ) -> PushResult:
+        """Insert jobs by upsert. Jobs with keys are inserted elsewhere."""
         with connection.cursor() as cursor:
             clock = now or self.now(cursor)
             adapt = connection.ops.adapt_datetimefield_value
@@ -69,18 +71,7 @@ class PortableDialect(Dialect):
             width = UNKEYED if any(job.options for _, job in jobs) else PLAIN
             rows = [astuple(new_row(job, clock, created_at, place, adapt))[:width] for place, job in jobs]
             self.write_rows(cursor, rows, self.upsert_tail)
-        return ()
-
-    def lock_stored(
-        self,
-        connection: BaseDatabaseWrapper,
-        jobs: OrderedJobs,  # noqa: ARG002  (no row is locked)
-        now: datetime | None,
-    ) -> tuple[datetime, bool]:
-        # MariaDB would need two more statements for each set: one to find the ids, one to lock these rows in their
-        # order.
-        with connection.cursor() as cursor:
-            return now or self.now(cursor), True
+        return ALL_STORED
 
     def claim(self, connection: BaseDatabaseWrapper, plan: ClaimPlan, now: datetime | None) -> list[Reservation]:
         """Reserve jobs queue by queue, then mark them with one UPDATE per wid."""

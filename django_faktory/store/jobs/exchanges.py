@@ -30,7 +30,7 @@ from .claims import (
     is_runnable,
     plan_per_request,
 )
-from .pushes import CHUNK, any_needs_lookup, order_jobs, push
+from .pushes import CHUNK, may_wait, order_jobs, push
 from .unanswered_claims import ClaimNumbers
 
 NO_CLAIM = ClaimPlan()
@@ -63,7 +63,7 @@ class Exchange:
         """Return True if the database can execute the exchange as one transaction."""
         if max(len(self.jobs), len(self.acks)) > CHUNK:
             return False
-        if self.jobs and any_needs_lookup(self.jobs, self.dialect):
+        if self.jobs and may_wait(self.jobs, self.dialect):
             return False
         return not self.acks or is_storable("".join([ack.jid for ack in self.acks]))
 

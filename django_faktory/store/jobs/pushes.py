@@ -1,6 +1,6 @@
 """Store sets of jobs: `Dialect.insert` sends the INSERT. Rule: W10.
 
-Jobs with a unique key or a batch go through `unique_push`.
+Jobs of a batch, and jobs with keys on SQLite and MariaDB, go through `unique_push`.
 """
 
 from __future__ import annotations
@@ -13,9 +13,9 @@ from django.db import connections
 from django.db.backends.base.base import BaseDatabaseWrapper
 
 from ...core.payloads import JobPayload
-from ...errors import FaktoryError
-from ..dialects import dialect_of
-from ..dialects.base import Dialect, OrderedJobs, insertion_order
+from ...errors import FaktoryError, NotUnique
+from ..dialects import clock_of, dialect_of
+from ..dialects.base import ALL_STORED, Dialect, OrderedJobs, PushResult, insertion_order, unique_key_of
 from ..locks import locks
 from ..transactions import run, run_each
 from . import unique_push
@@ -51,46 +51,71 @@ def _push_set(
     jobs: Sequence[JobPayload], *, using: str, now: datetime | None, chunk_size: int
 ) -> Sequence[FaktoryError | None]:
     dialect = dialect_of(connections[using])
-    if any_needs_lookup(jobs, dialect):
-        ordered = order_jobs(jobs)
-        refusals = run(
-            using,
-            lambda connection: unique_push.push(connection, ordered, now, chunk_size=chunk_size),
-            atomic=False,
-            writes=True,
-        )
-        return [refusals.get(job.jid) for job in jobs]
+    if _any_needs_lookup(jobs, dialect):
+        return _push_with_lookups(jobs, using=using, now=now, chunk_size=chunk_size)
     distinct = jobs if len(jobs) == 1 else _select_distinct(jobs)
     places = insertion_order(distinct) if len(jobs) > 1 else (0,)
+    may_exist = not all(map(_has_new_jid, jobs))
 
-    def insert(connection: BaseDatabaseWrapper) -> None:
-        # A single INSERT locks the rows it conflicts with. With several, all these rows must be locked before the first
-        # INSERT, or two overlapping sets deadlock (ADR 0030).
-        clock, may_exist = now, not all(map(_has_new_jid, jobs))
-        if may_exist and len(places) > chunk_size:
-            clock, may_exist = dialect.lock_stored(connection, [(place, distinct[place]) for place in places], now)
+    def insert(connection: BaseDatabaseWrapper) -> list[PushResult]:
+        """Return the results other than `ALL_STORED`."""
+        clock = now
+        if len(places) > chunk_size:
+            clock = clock_of(connection, now)  # the places of all jobs count from one time
+            if may_exist or any(map(unique_key_of, jobs)):
+                dialect.lock_stored(connection, [(place, distinct[place]) for place in places], clock)
+        results = []
         for start in range(0, len(places), chunk_size):
             # Built for each statement: 10,000 pairs at once would make the garbage collector run more often.
             ordered = [(place, distinct[place]) for place in places[start : start + chunk_size]]
-            blocked_keys = dialect.insert(connection, ordered, clock, may_exist=may_exist)
-            # Check the keys of blocked jobs again after the commit: their holder may be releasing the lock now, and
-            # neither transaction sees the other (ADR 0015).
-            if blocked_keys:
-                locks.promote_waiters_later(connection, blocked_keys)
+            result = dialect.insert(connection, ordered, clock, may_exist=may_exist)
+            if result is not ALL_STORED:
+                results.append(result)
+        # Check the keys of blocked jobs again after the commit: their holder may be releasing the lock now, and neither
+        # transaction sees the other (ADR 0015).
+        if blocked := {key for result in results for key in result.blocked}:
+            locks.promote_waiters_later(connection, blocked)
+        return results
 
     # Some dialects insert a set with several statements. One row needs a single statement on every database.
     is_one_statement = len(places) == 1 or (dialect.one_statement and len(places) <= chunk_size)
-    run(using, insert, atomic=not is_one_statement, writes=True)
-    return [None] * len(jobs)
+    results = run(using, insert, atomic=not is_one_statement, writes=True)
+    if not results:
+        return [None] * len(jobs)
+    if any(result.is_undecided for result in results):
+        return _push_with_lookups(jobs, using=using, now=now, chunk_size=chunk_size)
+    refused = {jid for result in results for jid in result.refused}
+    return [NotUnique(job.jid) if job.jid in refused else None for job in jobs]
 
 
-def any_needs_lookup(jobs: Sequence[JobPayload], dialect: Dialect) -> bool:
-    """Return True if one of the jobs needs lookups before its insert: a unique key, a batch, or an unsupported lock."""
+def _push_with_lookups(
+    jobs: Sequence[JobPayload], *, using: str, now: datetime | None, chunk_size: int
+) -> Sequence[FaktoryError | None]:
+    ordered = order_jobs(jobs)
+    refusals = run(
+        using,
+        lambda connection: unique_push.push(connection, ordered, now, chunk_size=chunk_size),
+        atomic=False,
+        writes=True,
+    )
+    return [refusals.get(job.jid) for job in jobs]
+
+
+def _any_needs_lookup(jobs: Sequence[JobPayload], dialect: Dialect) -> bool:
+    """Return True if one of the jobs needs lookups before its insert: of its batch, or of its keys."""
     for job in jobs:
         options = job.options
-        if options and (options.may_block or (options.lock_key is not None and not dialect.stores_keyed)):
+        if options and (
+            options.bid is not None
+            or (not dialect.stores_keyed and (options.unique_key is not None or options.lock_key is not None))
+        ):
             return True
     return False
+
+
+def may_wait(jobs: Sequence[JobPayload], dialect: Dialect) -> bool:
+    """Return True if the push of one of the jobs may wait for another transaction, or needs lookups."""
+    return any(job.options and job.options.may_block for job in jobs) or _any_needs_lookup(jobs, dialect)
 
 
 def order_jobs(jobs: Sequence[JobPayload]) -> OrderedJobs:

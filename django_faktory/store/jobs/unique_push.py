@@ -1,6 +1,6 @@
-"""Push jobs with a unique key or a batch: stored rows decide whether they are accepted. Rules: W10, W26, W27.
+"""Push jobs of a batch, and jobs with keys that `Dialect.insert` does not take. Rules: W10, W26, W27.
 
-Plain jobs take this path only when pushed together with such a job (ADR 0023). The unique key is a column with a unique
+Other jobs take this path only when pushed together with such a job. The unique key is a column with a unique
 constraint: deleting the row frees the key, and of two nodes that push the same key at the same time only one can
 succeed. The second insert waits for the first transaction and then sees its result.
 """
@@ -8,7 +8,6 @@ succeed. The second insert waits for the first transaction and then sees its res
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from contextlib import nullcontext
 from datetime import datetime
 from functools import partial
 from operator import itemgetter
@@ -30,73 +29,23 @@ from ..locks import locks
 
 CHUNK = 500
 MAX_ROUNDS = 4
-"""Maximum attempts of the slow path: each retry means that another push committed between lookup and insert."""
+"""Maximum attempts: each retry means that another push committed between lookup and insert."""
 
 
 def push(
     connection: BaseDatabaseWrapper,
     jobs: OrderedJobs,
     now: datetime | None,
-    *,
     callback_of: str | None = None,
+    *,
     chunk_size: int = CHUNK,
 ) -> dict[str, FaktoryError]:
     """Store jobs with different jids in one transaction, or in the caller's; return the refused jobs' errors by jid.
 
-    `jobs` must be in `insertion_order`. If the dialect supports it, one statement inserts the jobs that conflict with
-    no stored row; the remaining jobs take the slow path. Of several jobs with one key, the one with the lowest place
-    wins. A stored job that has not finished stays unchanged, whatever its key (W10). With `callback_of` the jobs are
-    callbacks of that batch.
+    `jobs` must be in `insertion_order`. Of several jobs with one key, the one with the lowest place wins. A stored job
+    that has not finished stays unchanged, whatever its key (W10). With `callback_of` the jobs are callbacks of that
+    batch. Looks up conflicting rows, then inserts; repeats both if another push came in between.
     """
-    if callback_of is not None or not _can_insert_directly(connection, jobs):
-        return _push_slow_path(connection, jobs, now, callback_of, chunk_size=chunk_size)
-    # A lone job is inserted by one statement, which needs no transaction of its own.
-    is_atomic = len(jobs) == 1 or connection.in_atomic_block
-    with nullcontext() if is_atomic else transaction.atomic(using=connection.alias):
-        undecided, refusals, now = _insert_directly(connection, jobs, now, chunk_size)
-        return refusals | _push_slow_path(connection, undecided, now, chunk_size=chunk_size) if undecided else refusals
-
-
-def _can_insert_directly(connection: BaseDatabaseWrapper, jobs: OrderedJobs) -> bool:
-    """Return True if one statement can insert the jobs that conflict with no stored row.
-
-    Members of a batch are excluded: they are counted in the batch's row, which must be locked first.
-    """
-    return dialect_of(connection).stores_keyed and not any(job.options and job.options.bid for _, job in jobs)
-
-
-def _insert_directly(
-    connection: BaseDatabaseWrapper, jobs: OrderedJobs, now: datetime | None, chunk_size: int
-) -> tuple[OrderedJobs, dict[str, FaktoryError], datetime | None]:
-    """Insert the jobs that conflict with no stored row; return the undecided jobs, the refused jobs and the time."""
-    dialect = dialect_of(connection)
-    # Only the first job of each key: if the second were inserted because the first has the jid of a finished job, the
-    # slow path would refuse the first (ADR 0023).
-    first_jobs = list({unique_key_of(job) or (job.jid,): (place, job) for place, job in reversed(jobs)}.values())[::-1]
-    # Several statements of one transaction: lock all rows they may meet before the first insert (ADR 0030).
-    if len(first_jobs) > chunk_size or len(first_jobs) < len(jobs):
-        now, _ = dialect.lock_stored(connection, jobs, now)
-    decided_jids: set[str] = set()
-    refusals: dict[str, FaktoryError] = {}
-    for chunk in chunks(first_jobs, chunk_size):
-        stored = dialect.insert_if_absent(connection, chunk, now)
-        now = stored.now
-        locks.promote_waiters_later(connection, stored.blocked)
-        decided_jids.update(stored.jids, stored.alive)
-        refusals |= {jid: NotUnique(jid) for jid in stored.refused}
-    undecided = [(place, job) for place, job in jobs if job.jid not in decided_jids and job.jid not in refusals]
-    return undecided, refusals, now
-
-
-def _push_slow_path(
-    connection: BaseDatabaseWrapper,
-    jobs: OrderedJobs,
-    now: datetime | None,
-    callback_of: str | None = None,
-    *,
-    chunk_size: int = CHUNK,
-) -> dict[str, FaktoryError]:
-    """Store jobs by the slow path: look up conflicting rows, then insert; retry if another push came in between."""
     push_these = partial(_push_once, connection, now=now, callback_of=callback_of, chunk_size=chunk_size)
     for _ in range(MAX_ROUNDS):
         try:

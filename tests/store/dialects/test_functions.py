@@ -1,5 +1,6 @@
 """PostgreSQL's stored functions: `migrate` installs those of this version, whatever it finds."""
 
+import re
 import threading
 
 import pytest
@@ -7,13 +8,18 @@ from django.core.management import CommandError, call_command
 from django.db import connection, connections, transaction
 
 from django_faktory import apps
+from django_faktory.core.lifecycle import FINISHED, State
+from django_faktory.core.payloads import new_job
 from django_faktory.errors import FunctionsMissing
+from django_faktory.models import Job
 from django_faktory.store.dialects.postgresql import calls, functions
+from django_faktory.store.dialects.postgresql.prepared import execute_on
+from django_faktory.store.dialects.postgresql.push import push_call
 
 pytestmark = pytest.mark.django_db
 
 PUSH = "faktory_push_1"
-NOTHING = ["[]", [], [], [], False, None]
+NOTHING = ["[]", None, [], None, None, None, False, None]
 
 
 @pytest.fixture(autouse=True)
@@ -21,6 +27,7 @@ def on_postgresql():
     if connection.vendor != "postgresql":
         pytest.skip("about PostgreSQL")
     functions.forget()
+    calls.function.cache_clear()  # what is prepared is not compared again
     yield
     functions.forget()
 
@@ -68,6 +75,51 @@ def test_a_second_migrate_changes_nothing():
     before = execute(find)
     call_command("migrate", verbosity=0)
     assert execute(find) == before
+
+
+def test_migrate_installs_them_where_tables_are_made_without_migrations(settings):
+    """With `MIGRATE: False`, `pytest --nomigrations` does the same."""
+    drop()
+    settings.MIGRATION_MODULES = {"django_faktory": None}
+    call_command("migrate", "--run-syncdb", verbosity=0)
+    assert functions.find_outdated(connection) == []
+
+
+@pytest.mark.django_db(databases=["default", "other"])
+def test_migrate_installs_them_in_each_database():
+    with connections["other"].cursor() as cursor:
+        cursor.execute(f"DROP FUNCTION {functions.read()[PUSH].signature}")
+    call_command("migrate", verbosity=0)
+    assert functions.find_outdated(connections["other"]) == [PUSH]
+    call_command("migrate", database="other", verbosity=0)
+    assert functions.find_outdated(connections["other"]) == []
+
+
+def test_a_push_leaves_the_settings_of_the_transaction():
+    execute("SET LOCAL synchronous_commit TO remote_write; SET LOCAL enable_seqscan TO on")
+    values = ['[{"jid": "a", "jobtype": "t", "text": "{}"}]', "[{}]", [1], ["a"], ["key"], ["lock"], True, None]
+    assert calls.call(connection, PUSH, values) == []
+    assert execute("SELECT current_setting('synchronous_commit'), current_setting('enable_seqscan')") == [
+        ("remote_write", "on")
+    ]
+
+
+def test_the_defaults_of_a_pushed_job_are_those_of_the_payload():
+    """Its JSON has no members with a default."""
+    job = new_job(jid="a", jobtype="t", args=[])
+    other = new_job(jid="b", jobtype="t", args=[])
+    with_option = new_job(jid="c", jobtype="t", args=[], custom={"expires_in": 60})
+    for jobs in ([(0, job), (1, other)], [(0, with_option)]):
+        execute_on(connection, [push_call(jobs, None, may_exist=True)])
+    columns = ("queue", "sort_priority", "retry", "reserve_for", "backtrace", "result_ttl")
+    default = (job.queue, -job.priority, job.retry, job.reserve_for, job.backtrace, job.result_ttl)
+    assert {*Job.objects.values_list(*columns)} == {default}
+
+
+def test_the_states_that_a_push_replaces_are_those_of_the_lifecycle():
+    text = functions.read()[PUSH].text
+    [ended] = re.findall(r"state IN \((.*?)\)\n", text)
+    assert ended == ", ".join(f"'{state}'" for state in sorted(FINISHED - {State.DEAD}))
 
 
 def test_the_printed_sql_installs_them(capsys):

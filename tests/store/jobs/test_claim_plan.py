@@ -7,18 +7,10 @@ from django.db import connection, transaction
 
 from django_faktory.models import Job
 from django_faktory.store.dialects.postgresql.failures import FAILING, SAVE
-from django_faktory.store.dialects.postgresql.jobs import CLAIM, END
+from django_faktory.store.dialects.postgresql.jobs import CLAIM
 from django_faktory.store.dialects.postgresql.locks import END_LOCKED, NEXT, NEXT_OF_FREED, READY, TAKE
 from django_faktory.store.dialects.postgresql.prefetch import CONFIRM, EXTEND
-from django_faktory.store.dialects.postgresql.push import (
-    LOCK_STORED,
-    PUSH_ALIKE,
-    PUSH_LOCKED,
-    PUSH_MANY,
-    PUSH_OPTIONED,
-    PUSH_UNIQUE,
-)
-from tests.factories import T0, JobFactory
+from tests.factories import JobFactory
 
 pytestmark = [
     pytest.mark.django_db(transaction=True),
@@ -80,8 +72,6 @@ LOCKING = {
     "next of freed": (NEXT_OF_FREED, "TRUE"),
     "next": (NEXT, "'{hot}'"),
     "ready": (READY, "'{hot}'"),
-    "push": (PUSH_LOCKED, "'[]', NULL, '{some,others}', TRUE"),
-    "push unique ones": (PUSH_UNIQUE, "'[]', NULL"),
 }
 
 
@@ -89,25 +79,6 @@ LOCKING = {
 def test_lock_key_statements_do_not_scan_the_job_table(state):
     Job.objects.bulk_create(JobFactory.many(3000, state=state, lock_key="other"), batch_size=1000)
     assert unexpected(LOCKING, {"Index Scan", "Index Only Scan", "Bitmap Heap Scan", "LockRows"}) == {}
-
-
-PUSHING = {
-    "push": (PUSH_MANY, "'[]', NULL, '{some,others}', '{0,1}', TRUE"),
-    "push jobs that are alike": (
-        PUSH_ALIKE,
-        "'{some,others}', '{t,t}', '{q,q}', '{a,b}', 0, 1, 1, 0, NULL, NULL, NULL, '{0,1}', TRUE",
-    ),
-    "push with options": (PUSH_OPTIONED, "'[]', NULL, '{some,others}', TRUE"),
-    "lock before a push": (LOCK_STORED, "'{some,others}', '{some,others}', NULL"),
-    "end before a push": (END, "NULL, '[]', 0, 0, '{some,others}'"),
-}
-
-
-@pytest.mark.parametrize("state", ["enqueued", "dead"])
-def test_push_statements_look_up_only_rows_with_the_pushed_jids(state):
-    fields = {"finished_at": T0, "purge_at": T0} if state == "dead" else {}
-    Job.objects.bulk_create(JobFactory.many(3000, state=state, **fields), batch_size=1000)
-    assert kinds_of_scans(PUSHING) == {name: {"Index Scan"} for name in PUSHING}
 
 
 def test_extend_and_confirm_statements_do_not_scan_all_running_jobs():

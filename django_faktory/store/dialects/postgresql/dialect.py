@@ -27,11 +27,11 @@ from ..base import (
     EndedRun,
     FailureColumns,
     HandoffResult,
-    InsertResult,
     LastAckResult,
     LockedRows,
     LoopSession,
     OrderedJobs,
+    PushResult,
     Tally,
 )
 from ..idle_sessions import is_readable
@@ -54,7 +54,7 @@ from .pipeline import Rows
 from .pooler import is_pooled
 from .prefetch import confirm, extend, prefetch_call
 from .prepared import Call, PreparedSession, can_join, execute, execute_and_commit, execute_on, keeps_session
-from .push import blocked_keys, lock_stored_call, push_call, unique_call
+from .push import lock_call, push_call, read_result
 from .rows import prefetched_reservations, reservations, with_tokens
 
 _json = msgspec.json.Encoder()
@@ -124,33 +124,11 @@ class PostgresqlDialect(Dialect):
 
     def insert(
         self, connection: BaseDatabaseWrapper, jobs: OrderedJobs, now: datetime | None, *, may_exist: bool = True
-    ) -> Collection[str]:
-        [rows] = execute_on(connection, [push_call(jobs, now, may_exist=may_exist)])
-        return blocked_keys(rows) if rows else ()
+    ) -> PushResult:
+        return read_result(execute_on(connection, [push_call(jobs, now, may_exist=may_exist)])[0])
 
-    def insert_if_absent(
-        self, connection: BaseDatabaseWrapper, jobs: OrderedJobs, now: datetime | None
-    ) -> InsertResult:
-        [rows] = execute_on(connection, [unique_call(jobs, now)])
-        jids_by_outcome: dict[str, set[str]] = {"stored": set(), "alive": set(), "refused": set(), "replaceable": set()}
-        # The last row has the time only.
-        *outcomes, (_, _, _, clock) = rows
-        for _, jid, outcome, _ in outcomes:
-            jids_by_outcome[outcome].add(jid)
-        # A push of a stored, unfinished jid is accepted (W10), even if its unique key is taken as well.
-        return InsertResult(
-            jids_by_outcome["stored"],
-            jids_by_outcome["alive"],
-            jids_by_outcome["refused"] - jids_by_outcome["alive"],
-            blocked_keys(rows),
-            clock,
-        )
-
-    def lock_stored(
-        self, connection: BaseDatabaseWrapper, jobs: OrderedJobs, now: datetime | None
-    ) -> tuple[datetime, bool]:
-        [[(locked_at, is_any)]] = execute_on(connection, [lock_stored_call(jobs, now)])
-        return locked_at, is_any
+    def lock_stored(self, connection: BaseDatabaseWrapper, jobs: OrderedJobs, now: datetime | None) -> None:
+        execute_on(connection, [lock_call(jobs, now)])
 
     def claim(self, connection: BaseDatabaseWrapper, plan: ClaimPlan, now: datetime | None) -> list[Reservation]:
         """Reserve jobs, with one statement for each wid of the plan."""
@@ -211,7 +189,7 @@ class PostgresqlDialect(Dialect):
                 self._lock_handoff.remember(jid for jid, _, _ in next_holders)
             ending = self._build_ack_result(results[:end_count], next_holders) if acks else AckResult({}, set())
             if jobs and results[end_count]:
-                ending = ending._replace(blocked={*ending.blocked, *blocked_keys(results[end_count])})
+                ending = ending._replace(blocked={*ending.blocked, *read_result(results[end_count]).blocked})
             claimed = reservations(results[claims_from:]) if plan.slots else []
             return ending, (with_tokens(claimed, next_holders) if next_holders else claimed) + prefetched
 

@@ -21,7 +21,7 @@ from ..cursor_hooks import has_own_cursor
 
 Rows = list[tuple[Any, ...]]
 EncodedCall = tuple[bytes, list[bytes | None], list[int]]
-"""Name of a prepared statement or a SELECT, its encoded values, and the format of each: 1 is binary, 0 is text."""
+"""Name of a prepared statement, or SQL, its encoded values, and the format of each: 1 is binary, 0 is text."""
 
 Result = TypeVar("Result")
 
@@ -235,7 +235,7 @@ def _send(raw: Any, calls: Sequence[EncodedCall], *, final_command: bytes = b"")
         # In the same pipeline, so that it costs no round trip; the driver would send it before its first statement.
         pgconn.send_query_params(b"BEGIN", None)
     for command, values, formats in calls:
-        if command.startswith(b"SELECT "):
+        if b" " in command:
             pgconn.send_query_params(command, values, None, formats, _BINARY)
         else:
             pgconn.send_query_prepared(command, values, formats, result_format=_BINARY)

@@ -4,152 +4,169 @@
 -- unique key belongs to one job: to the stored one, else to the one with the lowest place in the set (W27).
 --
 -- Rows of the result: 'refused' and the jid of a job whose key is taken; 'blocked' and a lock key that a stored job
--- waits for; 'undecided' and a jid, if the transaction cannot see which keys are taken.
+-- waits for; 'undecided' and no jid, with nothing stored, if the transaction cannot see which keys are taken.
 CREATE OR REPLACE FUNCTION faktory_push_1 (
-  jobs json,         -- array of objects, in the order in which all transactions insert (ADR 0024); empty: only lock
-  places int[],      -- places of these jobs in the set: they are claimed in this order
-  jids text[],       -- jids that may be stored already; of several calls the first one names those of all (ADR 0030)
-  keys text[],       -- unique keys of the jobs, in the same way
-  has_options boolean,
-  clock timestamptz  -- the time; NULL: that of the database
+  jobs json,          -- array of objects without members that have their default, in the order in which all
+                      -- transactions insert (ADR 0024); NULL: only lock
+  options json,       -- array of objects with the options of each; NULL: no job has any
+  places int[],       -- place of each in the set: they are claimed in this order; NULL: a lone job
+  jids text[],        -- jid of each, unless it is alone; of several calls the first one only locks, for all (ADR 0030)
+  keys text[],        -- unique key of each; NULL: none has one
+  locks text[],       -- lock key of each; NULL: none has one
+  may_exist boolean,  -- whether a stored job may have one of the jids
+  clock timestamptz   -- the time; NULL: that of the database
 )
 RETURNS TABLE (outcome text, subject text)
 LANGUAGE plpgsql
--- A plan made while the table was empty must not read it from end to end when it has grown.
-SET enable_seqscan = off
 AS $$
 #variable_conflict use_column
 DECLARE
-  is_keyed CONSTANT boolean := cardinality(keys) > 0;
-  may_exist CONSTANT boolean := is_keyed OR cardinality(jids) > 0;
-  size CONSTANT int := cardinality(places);
   moment timestamptz := COALESCE(clock, clock_timestamp());
-  ids bigint[];            -- rows that this push may change
-  met jsonb := '{}';       -- outcome by jid: 'kept', 'refused' or 'stored'
-  attempts jsonb := '{}';  -- attempts of the finished jobs to replace, by jid
-  stored jsonb;
-  blocked text[];
+  is_lone boolean := places IS NULL;
+  looks boolean;
+  seqscan text;
+  ids bigint[];         -- rows that this push may change
+  locked bigint[];
+  met jsonb;            -- what a stored job decides about pushed ones: 'kept' or 'refused', by jid
+  attempts jsonb;       -- attempts of the finished jobs to replace, by jid
+  is_blocked boolean[];
+  blocking text[];
+  added int;
 BEGIN
-  IF is_keyed AND current_setting('transaction_isolation') IN ('repeatable read', 'serializable') THEN
-    -- Its snapshot does not show a key that was taken since the transaction began: the INSERT would be an error.
-    RETURN QUERY SELECT 'undecided', j.jid FROM json_to_recordset(jobs) AS j (jid text);
+  IF keys IS NOT NULL AND current_setting('transaction_isolation') IN ('repeatable read', 'serializable') THEN
+    -- The snapshot does not show a key that was taken since the transaction began: the INSERT would be an error.
+    RETURN QUERY SELECT 'undecided', NULL;
     RETURN;
   END IF;
 
   FOR round IN 1..10 LOOP
-    -- A lone job is looked up only after its INSERT did nothing: until then it has no row locked while it waits.
-    IF may_exist AND (size <> 1 OR round > 1) THEN
-      -- Rows are found by lateral joins with OFFSET 0: any other form may be planned as a join that reads the table.
-      SELECT array_agg(DISTINCT id ORDER BY id) FILTER (WHERE is_over),
-        met || COALESCE(jsonb_object_agg(jid, 'kept') FILTER (WHERE NOT is_over), '{}')
-      INTO ids, met
-      FROM (
-        SELECT old.* FROM unnest((SELECT jids)) AS r (jid) CROSS JOIN LATERAL (
-          SELECT id, jid, state IN ('discarded', 'expired', 'succeeded')
-            OR (state = 'dead' AND bid IS NULL AND callback_of IS NULL) AS is_over
-          FROM django_faktory_job WHERE jid = r.jid OFFSET 0) AS old
-        UNION ALL
-        SELECT old.* FROM unnest((SELECT keys)) AS r (key) CROSS JOIN LATERAL (
-          SELECT id, jid, TRUE FROM django_faktory_job
-          WHERE unique_key = r.key AND unique_expires_at <= moment OFFSET 0) AS old) AS found;
-      IF ids IS NOT NULL THEN
-        -- By id, as in all transactions (ADR 0024), and before the first INSERT (ADR 0030). What counts is the row as
-        -- it is once it is locked.
-        SELECT attempts || COALESCE(jsonb_object_agg(jid, attempt) FILTER (WHERE is_over), '{}'),
-          met || COALESCE(jsonb_object_agg(jid, 'kept') FILTER (WHERE NOT is_over), '{}')
-        INTO attempts, met
-        FROM unnest((SELECT ids)) AS r (id) CROSS JOIN LATERAL (
-          SELECT jid, attempt, state IN ('discarded', 'expired', 'succeeded')
-            OR (state = 'dead' AND bid IS NULL AND callback_of IS NULL) AS is_over
-          FROM django_faktory_job WHERE id = r.id FOR UPDATE OFFSET 0) AS old
-        WHERE NOT is_keyed OR jid = ANY (jids);
-        UPDATE django_faktory_job SET unique_key = NULL
-        WHERE is_keyed AND id = ANY (ids) AND unique_key = ANY (keys) AND unique_expires_at <= moment;
-        moment := COALESCE(clock, clock_timestamp());
-      END IF;
-      EXIT WHEN size = 0;
-      IF is_keyed THEN
-        SELECT met || COALESCE(jsonb_object_agg(jid, 'refused'), '{}') INTO met FROM (
-          SELECT j.jid, holder.jid IS NOT NULL
-            OR row_number() OVER (PARTITION BY j.options ->> 'unique_key' ORDER BY places[nth]) > 1 AS is_taken
-          FROM ROWS FROM (json_to_recordset(jobs) AS (jid text, options json)) WITH ORDINALITY AS j (jid, options, nth)
+    -- A lone job is inserted first, and looked up if that did nothing: it waits while it has no other row locked.
+    looks := NOT is_lone AND (may_exist OR keys IS NOT NULL);
+    IF seqscan IS NULL AND (looks OR locks IS NOT NULL) THEN
+      -- A plan made while the table was empty must not read it from end to end when it has grown. Not a SET clause of
+      -- the function, which costs each call more than this: a lone plain job needs no look.
+      seqscan := current_setting('enable_seqscan');
+      PERFORM set_config('enable_seqscan', 'off', TRUE);
+    END IF;
+    IF looks THEN
+      LOOP
+        -- Rows are found by lateral joins with OFFSET 0: any other form may be planned as a join that reads the table.
+        -- Of arrays in a sub-select the planner does not know the length, so that it keeps the plan.
+        SELECT array_agg(mine_id) FILTER (WHERE is_over) || array_agg(holder_id) FILTER (WHERE is_expired),
+          jsonb_object_agg(jid, attempt) FILTER (WHERE is_over AND NOT is_taken),
+          jsonb_object_agg(jid, CASE WHEN is_over IS FALSE THEN 'kept' ELSE 'refused' END)
+            FILTER (WHERE is_over IS FALSE OR is_taken)
+        INTO ids, attempts, met
+        FROM (
+          SELECT j.jid, mine.id AS mine_id, mine.attempt, mine.is_over, holder.id AS holder_id, holder.is_expired,
+            key IS NOT NULL AND (NOT COALESCE(holder.is_expired, TRUE)
+              OR row_number() OVER (PARTITION BY key, is_over IS FALSE ORDER BY place) > 1) AS is_taken
+          FROM unnest((SELECT jids), (SELECT keys), (SELECT places)) AS j (jid, key, place)
           LEFT JOIN LATERAL (
-            SELECT jid FROM django_faktory_job
-            WHERE unique_key = j.options ->> 'unique_key' AND jid <> j.jid OFFSET 0) AS holder ON TRUE
-          WHERE j.options ->> 'unique_key' IS NOT NULL AND NOT met ? j.jid) AS claimant
-        WHERE is_taken;
-      END IF;
-      IF attempts <> '{}' THEN
-        DELETE FROM django_faktory_job WHERE id = ANY (ids) AND attempts ? jid AND NOT met ? jid;
+            SELECT id, attempt, state IN ('discarded', 'expired', 'succeeded')
+              OR (state = 'dead' AND bid IS NULL AND callback_of IS NULL) AS is_over
+            FROM django_faktory_job WHERE may_exist AND jid = j.jid OFFSET 0) AS mine ON TRUE
+          LEFT JOIN LATERAL (
+            SELECT id, COALESCE(unique_expires_at <= moment, FALSE) AS is_expired
+            FROM django_faktory_job WHERE unique_key = j.key AND jid <> j.jid OFFSET 0) AS holder ON TRUE) AS found;
+        EXIT WHEN ids IS NULL OR NOT EXISTS (SELECT unnest(ids) EXCEPT SELECT unnest(locked));
+        -- By id, as in all transactions (ADR 0024), and before the first INSERT (ADR 0030). What counts is the row as
+        -- it is once it is locked, so look again.
+        PERFORM FROM (SELECT DISTINCT id FROM unnest(ids) AS r (id) ORDER BY id OFFSET 0) AS r CROSS JOIN LATERAL (
+          SELECT FROM django_faktory_job WHERE id = r.id FOR UPDATE OFFSET 0) AS old;
+        locked := locked || ids;
+        moment := COALESCE(clock, clock_timestamp());
+      END LOOP;
+      IF ids IS NOT NULL AND jobs IS NOT NULL THEN
+        UPDATE django_faktory_job SET unique_key = NULL
+        WHERE id = ANY ((SELECT ids)::bigint[]) AND unique_key = ANY (keys) AND unique_expires_at <= moment;
+        DELETE FROM django_faktory_job WHERE id = ANY ((SELECT ids)::bigint[]) AND attempts ? jid;
       END IF;
     END IF;
+    EXIT WHEN jobs IS NULL;
 
-    IF NOT has_options THEN
+    IF locks IS NOT NULL THEN
+      -- A job is blocked from the start if its lock is taken, or another job of its key is ready (ADR 0015).
+      SELECT array_agg(COALESCE(is_behind, FALSE) ORDER BY nth), array_agg(DISTINCT lock_key) FILTER (WHERE is_behind)
+      INTO is_blocked, blocking FROM (
+        SELECT nth, lock_key, at IS NULL AND lock_key IS NOT NULL AND (
+            row_number() OVER (PARTITION BY lock_key, queue, priority, at > moment ORDER BY places[nth]) > 1
+            OR held.id IS NOT NULL OR ready.id IS NOT NULL) AS is_behind
+        FROM ROWS FROM (json_to_recordset(jobs) AS (queue text, priority smallint, at timestamptz), unnest(locks))
+          WITH ORDINALITY AS job (queue, priority, at, lock_key, nth)
+        LEFT JOIN LATERAL (SELECT id FROM django_faktory_joblock AS held
+          WHERE held.lock_key = job.lock_key AND held.expires_at > moment OFFSET 0) AS held ON TRUE
+        LEFT JOIN LATERAL (SELECT id FROM django_faktory_job AS ready
+          WHERE ready.lock_key = job.lock_key AND ready.state = (SELECT 'enqueued')
+            AND ready.queue = COALESCE(job.queue, 'default') AND ready.sort_priority = -COALESCE(job.priority, 0)
+          ORDER BY ready.enqueued_at, ready.id LIMIT 1) AS ready ON TRUE) AS j;
+    END IF;
+
+    -- Two statements: with the columns of options, a plain job would take a third more time.
+    IF options IS NULL THEN
       INSERT INTO django_faktory_job (jid, jobtype, queue, state, sort_priority, payload, retry, reserve_for, backtrace,
-        result_ttl, run_at, enqueued_at, attempt)
-      SELECT jid, jobtype, queue, CASE WHEN at > moment THEN 'scheduled' ELSE 'enqueued' END, -priority, text, retry,
-        reserve_for, backtrace, result_ttl, CASE WHEN at > moment THEN at END,
-        CASE WHEN at > moment THEN NULL ELSE moment + make_interval(secs => places[nth] / 1e6) END,
+        result_ttl, created_at, run_at, enqueued_at, attempt)
+      SELECT jid, jobtype, COALESCE(queue, 'default'),
+        CASE WHEN at > moment THEN 'scheduled' ELSE 'enqueued' END, -COALESCE(priority, 0), text, COALESCE(retry, 25),
+        COALESCE(reserve_for, 1800), COALESCE(backtrace, 0), result_ttl, moment, CASE WHEN at > moment THEN at END,
+        CASE WHEN at > moment THEN NULL ELSE moment + make_interval(secs => COALESCE(places[nth], 0) / 1e6) END,
         COALESCE((attempts ->> jid)::int, 0)
       FROM ROWS FROM (json_to_recordset(jobs) AS (jid text, jobtype text, queue text, priority smallint, text text,
         retry int, reserve_for int, backtrace smallint, result_ttl int, at timestamptz)) WITH ORDINALITY
         AS j (jid, jobtype, queue, priority, text, retry, reserve_for, backtrace, result_ttl, at, nth)
-      ON CONFLICT DO NOTHING;
-      -- Nothing is stored for a lone job whose jid is: it is replaced, or it stays.
-      EXIT WHEN FOUND OR size <> 1 OR round > 1;
+      ON CONFLICT (jid) DO NOTHING;
     ELSE
-      WITH job AS (
-        SELECT j.*, o.*, places[nth] AS place, COALESCE(at > moment, FALSE) AS waits, GREATEST(at, moment) AS begins
-        FROM ROWS FROM (json_to_recordset(jobs) AS (jid text, jobtype text, queue text, priority smallint, text text,
-          retry int, reserve_for int, backtrace smallint, result_ttl int, at timestamptz, options json)) WITH ORDINALITY
-          AS j (jid, jobtype, queue, priority, text, retry, reserve_for, backtrace, result_ttl, at, options, nth)
-        CROSS JOIN LATERAL json_to_record(COALESCE(options, '{}')) AS o (expires_at timestamptz, expires_in float,
-          unique_key text, unique_for float, unique_until_start boolean, lock_key text, limit_key text, about text)
-        WHERE NOT met ? jid),
-      pushed AS (
-        INSERT INTO django_faktory_job (jid, jobtype, queue, state, sort_priority, payload, retry, reserve_for,
-          backtrace, result_ttl, run_at, enqueued_at, attempt, created_at, expires_at, unique_key, unique_expires_at,
-          unique_until_start, lock_key, limit_key, about)
-        SELECT jid, jobtype, queue,
-          -- A job is blocked from the start if its lock is taken, or another job of its key is ready (ADR 0015).
-          CASE WHEN waits THEN 'scheduled' WHEN lock_key IS NOT NULL AND (
-              row_number() OVER (PARTITION BY lock_key, queue, priority, waits ORDER BY place) > 1
-              OR (SELECT id FROM django_faktory_joblock AS held
-                WHERE held.lock_key = job.lock_key AND held.expires_at > moment LIMIT 1) IS NOT NULL
-              OR (SELECT id FROM django_faktory_job AS ready
-                WHERE ready.lock_key = job.lock_key AND ready.state = (SELECT 'enqueued')
-                  AND ready.queue = job.queue AND ready.sort_priority = -job.priority
-                ORDER BY ready.enqueued_at, ready.id LIMIT 1) IS NOT NULL)
-            THEN 'blocked' ELSE 'enqueued' END,
-          -priority, text, retry, reserve_for, backtrace, result_ttl,
-          CASE WHEN waits THEN at END, CASE WHEN NOT waits THEN moment + make_interval(secs => place / 1e6) END,
-          COALESCE((attempts ->> jid)::int, 0), moment,
-          -- No duration ends after the calendar.
-          LEAST(expires_at, CASE WHEN expires_in IS NOT NULL
-            THEN LEAST(begins + make_interval(secs => LEAST(expires_in, 3e11)), '9999-12-31T00:00:00Z') END),
-          unique_key, CASE WHEN unique_key IS NOT NULL
-            THEN LEAST(begins + make_interval(secs => LEAST(unique_for, 3e11)), '9999-12-31T00:00:00Z') END,
-          unique_until_start, lock_key, limit_key, about
-        FROM job ORDER BY nth
-        ON CONFLICT DO NOTHING
-        RETURNING jid, state, lock_key)
-      SELECT COALESCE(jsonb_object_agg(jid, 'stored'), '{}'),
-        COALESCE(array_agg(DISTINCT lock_key) FILTER (WHERE state = 'blocked'), '{}')
-      INTO stored, blocked FROM pushed;
-      met := met || stored;
-      RETURN QUERY SELECT 'blocked', unnest(blocked);
-      IF is_keyed THEN
-        EXIT WHEN (SELECT count(*) FROM jsonb_object_keys(met)) >= size;
-        -- Another push took a jid or a key between the look and the INSERT: look again, and see its row.
-        IF round = 10 OR EXISTS (SELECT FROM jsonb_object_keys(attempts) AS a (jid) WHERE NOT met ? a.jid) THEN
-          RAISE serialization_failure USING MESSAGE = 'another push took the same unique keys meanwhile';
-        END IF;
-      ELSE
-        EXIT WHEN stored <> '{}' OR size <> 1 OR round > 1;
+      INSERT INTO django_faktory_job (jid, jobtype, queue, state, sort_priority, payload, retry, reserve_for, backtrace,
+        result_ttl, created_at, run_at, enqueued_at, attempt, expires_at, unique_key, unique_expires_at, unique_until_start,
+        lock_key, limit_key, about)
+      SELECT jid, jobtype, COALESCE(queue, 'default'),
+        CASE WHEN at > moment THEN 'scheduled' WHEN is_blocked[nth] THEN 'blocked' ELSE 'enqueued' END,
+        -COALESCE(priority, 0), text, COALESCE(retry, 25), COALESCE(reserve_for, 1800), COALESCE(backtrace, 0),
+        result_ttl, moment, CASE WHEN at > moment THEN at END,
+        CASE WHEN at > moment THEN NULL ELSE moment + make_interval(secs => COALESCE(places[nth], 0) / 1e6) END,
+        COALESCE((attempts ->> jid)::int, 0),
+        -- No duration ends after the calendar.
+        LEAST(expires_at, CASE WHEN expires_in IS NOT NULL THEN LEAST(
+          GREATEST(at, moment) + make_interval(secs => LEAST(expires_in, 3e11)), '9999-12-31T00:00:00Z') END),
+        unique_key, CASE WHEN unique_key IS NOT NULL THEN LEAST(
+          GREATEST(at, moment) + make_interval(secs => LEAST(COALESCE(unique_for, 0), 3e11)), '9999-12-31T00:00:00Z') END,
+        COALESCE(unique_until_start, FALSE), lock_key, limit_key, about
+      FROM ROWS FROM (
+        json_to_recordset(jobs) AS (jid text, jobtype text, queue text, priority smallint, text text, retry int,
+          reserve_for int, backtrace smallint, result_ttl int, at timestamptz),
+        json_to_recordset(options) AS (expires_at timestamptz, expires_in float, unique_key text, unique_for float,
+          unique_until_start boolean, lock_key text, limit_key text, about text)) WITH ORDINALITY
+        AS j (jid, jobtype, queue, priority, text, retry, reserve_for, backtrace, result_ttl, at, expires_at,
+          expires_in, unique_key, unique_for, unique_until_start, lock_key, limit_key, about, nth)
+      WHERE met IS NULL OR NOT met ? jid
+      ON CONFLICT DO NOTHING;
+    END IF;
+    GET DIAGNOSTICS added = ROW_COUNT;
+
+    IF is_lone THEN
+      EXIT WHEN added = 1;
+      -- A stored job has its jid or its key: look at it.
+      is_lone := FALSE;
+      may_exist := TRUE;
+      jids := ARRAY[jobs #>> '{0,jid}'];
+      places := '{0}';
+    ELSE
+      EXIT WHEN keys IS NULL OR added + (SELECT count(*) FROM jsonb_object_keys(met)) = cardinality(places);
+      -- Another push took a jid or key between the look and the INSERT: look again, and see its row.
+      IF attempts IS NOT NULL OR round = 10 THEN
+        RAISE serialization_failure USING MESSAGE = 'other pushes took the same unique keys meanwhile';
       END IF;
+      may_exist := TRUE;
     END IF;
   END LOOP;
-  IF is_keyed THEN
+
+  IF seqscan IS NOT NULL THEN
+    PERFORM set_config('enable_seqscan', seqscan, TRUE);
+  END IF;
+  IF blocking IS NOT NULL THEN
+    RETURN QUERY SELECT 'blocked', unnest(blocking);
+  END IF;
+  IF met IS NOT NULL THEN
     RETURN QUERY SELECT 'refused', key FROM jsonb_each_text(met) WHERE value = 'refused';
   END IF;
 END
