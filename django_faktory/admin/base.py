@@ -182,12 +182,14 @@ class SafeChangeList(ChangeList):
         super().get_results(request)
         if not self.result_count:
             self.result_list = self.queryset.none()  # a search that found nothing does not run a second time
-        if lengths:
-            rows = list(self.result_list)
-            for row in rows:
-                # Fills the deferred columns: reading one would load the whole text, with one query for each row.
-                row.__dict__.update({column: getattr(row, f"{column}_beginning") for column in lengths})
-            self.result_list = rows
+        # A list: iterating the queryset again would load rows without the attributes.
+        rows: list[Any] = list(self.result_list)
+        for row in rows:
+            # Fills the deferred columns: reading one would load the whole text, with one query for each row.
+            row.__dict__.update({column: getattr(row, f"{column}_beginning") for column in lengths})
+        if rows:
+            model_admin.attach(request, rows)
+        self.result_list = rows
 
     def get_filters(self, request: HttpRequest) -> Any:
         """Reject values with NUL, which PostgreSQL refuses to compare."""
@@ -247,6 +249,9 @@ class FaktoryModelAdmin(AnyAdmin):
 
     gone_because: StrOrPromise = _("perhaps it was deleted")
     """Why a row that a link leads to may be gone."""
+
+    def attach(self, request: HttpRequest, rows: list[Any]) -> None:
+        """Add to the rows of a page what its list shows and no column has, read at once for all of them."""
 
     restricted_fields: ClassVar[Mapping[str, str]] = {}
     """Columns and fields of pages that show a field of `permissions.FIELDS`, and its name there."""

@@ -29,7 +29,6 @@ from .base import (
     CappedPaginator,
     LongText,
     ReadOnlyAdmin,
-    SafeChangeList,
     format_capped,
     long_text_column,
     requires_permission,
@@ -113,20 +112,6 @@ class LevelFilter(admin.SimpleListFilter):
         return queryset.filter(depth__gt=0) if self.value() == "child" else queryset.filter(depth=0)
 
 
-class BatchList(SafeChangeList):
-    """Change list that marks batches with a failed batch below them, found once for the page."""
-
-    def get_results(self, request: HttpRequest) -> None:
-        """Fetch the page's rows and attach `is_failing_below` to each."""
-        super().get_results(request)
-        rows: list[Any] = list(self.result_list)
-        has_parents = any(row.children for row in rows)
-        failing = batch_tree.find_failing_ancestors(using=conf.get("DATABASE")) if has_parents else set()
-        for row in rows:
-            row.is_failing_below = row.bid in failing
-        self.result_list = rows
-
-
 def _redact_callback(_batch: Batch, text: str) -> str:
     """Return the job of a callback, with redaction applied."""
     return redaction.redact_job(_read_jobtype(text), text)
@@ -139,7 +124,6 @@ class BatchAdmin(ReadOnlyAdmin):
     gone_because = _("it was deleted a while after its end")
     list_display = ("name", "stage", "bar", "callbacks", "created")
     list_filter = (StageFilter, LevelFilter)
-    list_class = BatchList
     change_form_template = "admin/django_faktory/batch.html"
     search_fields = ("bid__exact", "description__startswith")
     search_help_text = _("A whole batch ID, or the beginning of a description.")
@@ -196,6 +180,13 @@ class BatchAdmin(ReadOnlyAdmin):
             },
         ),
     )  # fmt: skip
+
+    def attach(self, request: HttpRequest, rows: list[Any]) -> None:  # noqa: ARG002
+        """Mark batches with a failed batch below them."""
+        has_parents = any(row.children for row in rows)
+        failing = batch_tree.find_failing_ancestors(using=conf.get("DATABASE")) if has_parents else set()
+        for row in rows:
+            row.is_failing_below = row.bid in failing
 
     @admin.display(description=_("batch"), ordering="description")
     def name(self, batch: Batch) -> str:

@@ -28,7 +28,7 @@ from ..store import texts
 from ..store.cron import entries as cron_entries
 from ..store.cron import runs as cron_runs
 from ..tasks import base, cron, redaction
-from .base import LongText, SafeChangeList, long_text_column
+from .base import LongText, long_text_column
 from .formats import StrOrPromise, error_text, render_time, time_column
 from .labels import CRON_STATES, OUTCOMES
 from .links import jobs_link
@@ -115,20 +115,6 @@ def _build_redactor(field: str) -> Callable[[CronEntry, str], str]:
     return redact
 
 
-class CronList(SafeChangeList):
-    """Change list that fetches the latest runs of a page's entries with one query."""
-
-    def get_results(self, request: HttpRequest) -> None:
-        """Attach the latest run to each entry of the page."""
-        super().get_results(request)
-        # As a list: the rows that the page iterates must be those with the attribute.
-        entries: list[Any] = list(self.result_list)
-        latest = cron_runs.read_latest([entry.pk for entry in entries], using=conf.get("DATABASE")) if entries else {}
-        for entry in entries:
-            entry.latest = latest.get(entry.pk)
-        self.result_list = entries
-
-
 _STATE_OF = {"active": "active", "paused": "paused", "removed from code": "removed", "never runs": "never"}
 """The states of entries by the values of the filter, which are in addresses."""
 
@@ -184,7 +170,6 @@ class CronEntryAdmin(ObjectActionsMixin):
     """Show, pause and run all entries; edit entries created in the admin."""
 
     form = CronEntryForm
-    list_class = CronList
     list_display = ("name", "state", "next_time", "latest_run", "schedule", "jobtype")
     list_filter = (CronStateFilter, "origin")
     search_fields = ("name", "jobtype")
@@ -208,6 +193,12 @@ class CronEntryAdmin(ObjectActionsMixin):
         (_("Job"), {"fields": ("jobtype", "queue", "args", "kwargs", "job")}),
         (_("Policies"), {"fields": ("missed", "window_s", "overlap", "origin", "created")}),
     )
+
+    def attach(self, request: HttpRequest, rows: list[Any]) -> None:  # noqa: ARG002
+        """Add its latest run to each entry."""
+        latest = cron_runs.read_latest([entry.pk for entry in rows], using=conf.get("DATABASE"))
+        for entry in rows:
+            entry.latest = latest.get(entry.pk)
 
     def get_changeform_initial_data(self, request: HttpRequest) -> dict[str, Any]:
         """Preset the project's time zone."""

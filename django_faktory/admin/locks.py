@@ -19,8 +19,8 @@ from ..models import Job, JobLock
 from ..models.permissions import may_see
 from ..operations import worker_names
 from ..store.jobs import transitions
-from .base import CappedPaginator, ReadOnlyAdmin, SafeChangeList, requires_permission
-from .formats import format_number, render_time, render_worker
+from .base import CappedPaginator, ReadOnlyAdmin, requires_permission
+from .formats import format_number, render_time, render_worker, time_column
 from .history import log_action
 from .links import jobs_link, row_link
 
@@ -32,25 +32,12 @@ _WARNING = _(
 )
 
 
-class LockList(SafeChangeList):
-    """Change list with the name of the worker per row, read once for the page."""
-
-    def get_results(self, request: HttpRequest) -> None:
-        """Fetch the page's rows and attach `worker_name` to each."""
-        super().get_results(request)
-        rows: list[Any] = list(self.result_list)
-        _attach_names(request, rows)
-        # A list: iterating the queryset again would load rows without the attribute.
-        self.result_list = rows
-
-
 @admin.register(JobLock)
 class JobLockAdmin(ReadOnlyAdmin):
     """Admin of locks: searched by key, jid or wid; released manually."""
 
     gone_because = _("the lock was released, or has expired")
     list_display = ("key", "holder", "worker", "since", "until")
-    list_class = LockList
     # A search reads the whole table, which has only one row for each running job with a lock.
     search_fields = ("key", "jid__exact", "wid__exact")
     search_help_text = _("A part of a key, a whole job ID, or a whole worker ID.")
@@ -68,8 +55,19 @@ class JobLockAdmin(ReadOnlyAdmin):
     def get_object(self, request: HttpRequest, object_id: str, from_field: str | None = None) -> Any:
         """Read a lock with the name of its worker."""
         lock = super().get_object(request, object_id, from_field)
-        _attach_names(request, [] if lock is None else [lock])
+        if lock is not None:
+            self.attach(request, [lock])
         return lock
+
+    def attach(self, request: HttpRequest, rows: list[Any]) -> None:
+        """Add the name of the worker to each lock."""
+        # Host names need the permission to view workers.
+        is_visible = may_see(request.user, "workerprocess")
+        names = worker_names.read([lock.wid for lock in rows], using=conf.get("DATABASE")) if is_visible else {}
+        for lock in rows:
+            lock.worker_name = names.get(lock.wid, "")
+
+    since = time_column("acquired_at", _("since"))
 
     @admin.display(description=_("token"))
     def token(self, lock: JobLock) -> int:
@@ -85,11 +83,6 @@ class JobLockAdmin(ReadOnlyAdmin):
     def worker(self, lock: Any) -> SafeString | str:
         """Return host and process of the worker that runs the job."""
         return render_worker(lock.wid, lock.worker_name) if lock.wid else "–"
-
-    @admin.display(description=_("since"), ordering="acquired_at")
-    def since(self, lock: JobLock) -> SafeString | str:
-        """Return when the lock was acquired."""
-        return render_time(lock.acquired_at)
 
     @admin.display(description=_("until"), ordering="expires_at")
     def until(self, lock: JobLock) -> SafeString | str:
@@ -145,14 +138,6 @@ def holder_of(job: Job) -> SafeString | str:
     is_own = lock.pk == job.lock_token
     text = gettext("this job, {job}, until {time}") if is_own else gettext("another job, {job}, until {time}")
     return format_html(text, job=link, time=render_time(lock.expires_at))
-
-
-def _attach_names(request: HttpRequest, locks: list[Any]) -> None:
-    # Host names need the permission to view workers.
-    is_visible = bool(locks) and may_see(request.user, "workerprocess")
-    names = worker_names.read([lock.wid for lock in locks], using=conf.get("DATABASE")) if is_visible else {}
-    for lock in locks:
-        lock.worker_name = names.get(lock.wid, "")
 
 
 def _describe(lock: JobLock) -> str:

@@ -11,7 +11,7 @@ from django.utils.translation import gettext_lazy as _
 
 from .. import conf
 from ..contrib.gearmonkey.settings import is_configured as is_gearmonkey_configured
-from ..core.lifecycle import State
+from ..core.lifecycle import FAILED, State
 from ..models import OutboxEntry, WorkerProcess
 from ..models.permissions import may_see
 from ..store.statistics import counts
@@ -28,8 +28,12 @@ class NavigationLink(NamedTuple):
     is_current: bool
 
 
-def _format_failed(all_counts: counts.AllCounts) -> str:
-    return format_job_count(all_counts, State.DEAD, State.RETRIES)
+class _Page(NamedTuple):
+    label: StrOrPromise
+    url_name: str
+    resource: str
+    field: str | None = None
+    format_number: Callable[[counts.AllCounts], str] | None = None
 
 
 def _format_waiting(all_counts: counts.AllCounts) -> str:
@@ -40,19 +44,11 @@ def _format_workers(all_counts: counts.AllCounts) -> str:
     return format_number(all_counts.workers[WorkerProcess.Phase.RUNNING])
 
 
-class _Page(NamedTuple):
-    label: StrOrPromise
-    url_name: str
-    resource: str
-    field: str | None = None
-    format_number: Callable[[counts.AllCounts], str] | None = None
-
-
 _PAGES = (
     _Page(_("Overview"), "overview_changelist", "overview"),
     _Page(_("Tasks"), "tasks", "overview", "tasks"),
     _Page(_("Jobs"), "job_changelist", "job"),
-    _Page(_("Errors"), "job_errors", "job", None, _format_failed),
+    _Page(_("Errors"), "job_errors", "job", None, lambda all_counts: format_job_count(all_counts, *FAILED)),
     _Page(_("Queues"), "queue_changelist", "queue", None, _format_waiting),
     _Page(_("Workers"), "workerprocess_changelist", "workerprocess", None, _format_workers),
     _Page(_("Batches"), "batch_changelist", "batch"),

@@ -19,36 +19,21 @@ from ..models import Job, Limit, Queue
 from ..models.permissions import may, may_see
 from ..models.queue import QueueQuerySet
 from ..operations import bulk, timings, waiting
-from .base import ReadOnlyAdmin, SafeChangeList, format_capped, requires_permission
+from .base import ReadOnlyAdmin, format_capped, requires_permission
 from .formats import StrOrPromise, format_age, format_number
 from .history import get_reason, log_action
 from .links import jobs_link, page_url
-from .overview.data import QueueLine, build_queue_lines
+from .overview.data import build_queue_lines
 from .overview.tasks import build_charts, build_line, build_period_tabs, read_period, task_link
 
 MAX_RUNNING = 1000
 """Running jobs of a queue that its page counts."""
 
 
-class QueueList(SafeChangeList):
-    """Change list with size, latency and limit per row, read once for the page."""
-
-    def get_results(self, request: HttpRequest) -> None:
-        """Fetch the page's rows and attach `line` and `limit` to each."""
-        super().get_results(request)
-        rows = list(self.result_list)
-        limits = _read_limits(rows)
-        for row, line in zip(rows, _read_lines(rows), strict=True):
-            row.line, row.limit = line, limits.get(row.name)
-        # A list: iterating the queryset again would load rows without these attributes.
-        self.result_list = rows
-
-
 class QueueAdmin(ReadOnlyAdmin):
     """Admin of queues that have been used at least once."""
 
     change_form_template = "admin/django_faktory/queue.html"
-    list_class = QueueList
     # A limit has a permission of its own (ADR 0034).
     restricted_fields: ClassVar = {"limit": "limit"}
     list_display = ("name", "depth", "latency", "limit", "state")
@@ -61,6 +46,12 @@ class QueueAdmin(ReadOnlyAdmin):
     has_pause_permission = requires_permission("queue.pause")
     has_resume_permission = requires_permission("queue.resume")
     has_clear_permission = requires_permission("queue.clear")
+
+    def attach(self, request: HttpRequest, rows: list[Any]) -> None:  # noqa: ARG002
+        """Add its sizes and its limit to each queue."""
+        limits = _read_limits(rows)
+        for row, line in zip(rows, build_queue_lines(rows, using=conf.get("DATABASE")), strict=True):
+            row.line, row.limit = line, limits.get(row.name)
 
     @admin.display(description=_("waiting"))
     def depth(self, queue: Any) -> str:
@@ -89,12 +80,12 @@ class QueueAdmin(ReadOnlyAdmin):
         """Render the queue's page: numbers, a chart and the actions."""
         queue = kwargs.get("obj")
         if queue is not None:
-            [line] = _read_lines([queue])
-            limit = _read_limits([queue]).get(queue.name)
+            self.attach(request, [queue])
+            running = Job.objects.working().filter(queue=queue.name).count_up_to(MAX_RUNNING + 1)
             context |= {
-                "line": line,
-                "limit": limit,
-                "running": _count_running(queue),
+                "line": queue.line,
+                "limit": queue.limit,
+                "running": format_capped(running, MAX_RUNNING),
                 "service": waiting.read_service(queue.name, using=conf.get("DATABASE")),
                 "sees_workers": may_see(request.user, "workerprocess"),
                 "may_see_limits": may_see(request.user, "queue", "limit"),
@@ -181,17 +172,6 @@ class QueueAdmin(ReadOnlyAdmin):
         self.message_user(request, message, messages.WARNING if unchanged else messages.SUCCESS)
 
 
-def _read_lines(rows: list[Any]) -> list[QueueLine]:
-    return build_queue_lines(rows, using=conf.get("DATABASE")) if rows else []
-
-
 def _read_limits(rows: list[Any]) -> dict[str, Limit]:
-    if not rows:
-        return {}
     limits = Limit.objects.filter(scope=Scope.QUEUE, name__in=[row.name for row in rows])
     return {limit.name: limit for limit in limits}
-
-
-def _count_running(queue: Queue) -> str:
-    jobs = Job.objects.working().filter(queue=queue.name)
-    return format_capped(jobs.count_up_to(MAX_RUNNING + 1), MAX_RUNNING)

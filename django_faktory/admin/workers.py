@@ -24,7 +24,7 @@ from django.utils.translation import gettext_lazy as _
 from .. import conf
 from ..models import Job, WorkerProcess, permissions
 from ..store import alarm_records, workers
-from .base import ReadOnlyAdmin, SafeChangeList, requires_permission
+from .base import ReadOnlyAdmin, requires_permission
 from .formats import StrOrPromise, format_age, format_number, render_worker, time_column
 from .history import log_action
 from .labels import PHASES, STATES
@@ -38,26 +38,11 @@ MAX_QUEUES_LENGTH = 60
 _COLUMNS = ("jid", "jobtype", "queue", "started_at")
 
 
-class WorkerList(SafeChangeList):
-    """Change list with the number of jobs per row, read once for the page."""
-
-    def get_results(self, request: HttpRequest) -> None:
-        """Fetch the page's rows and attach `jobs` to each."""
-        super().get_results(request)
-        rows: list[Any] = list(self.result_list)
-        job_counts = workers.count_jobs_of([row.wid for row in rows], using=conf.get("DATABASE")) if rows else {}
-        for row in rows:
-            row.jobs = job_counts.get(row.wid, 0)
-        # A list: iterating the queryset again would load rows without the attribute.
-        self.result_list = rows
-
-
 class WorkerProcessAdmin(ReadOnlyAdmin):
     """Admin of worker processes: show them, quiet or terminate them."""
 
     change_list_template = "admin/django_faktory/workers.html"
     change_form_template = "admin/django_faktory/worker.html"
-    list_class = WorkerList
     gone_because = _("it has stopped, or was lost")
     list_display = (
         "worker",
@@ -77,6 +62,12 @@ class WorkerProcessAdmin(ReadOnlyAdmin):
     has_terminate_permission = requires_permission("workerprocess.terminate")
 
     started = time_column("started_at", _("started"))
+
+    def attach(self, request: HttpRequest, rows: list[Any]) -> None:  # noqa: ARG002
+        """Add the number of its jobs to each worker."""
+        job_counts = workers.count_jobs_of([row.wid for row in rows], using=conf.get("DATABASE"))
+        for row in rows:
+            row.jobs = job_counts.get(row.wid, 0)
 
     @admin.display(description=_("worker"), ordering=Concat("hostname", Value(":"), "pid", output_field=TextField()))
     def worker(self, worker: WorkerProcess) -> SafeString:

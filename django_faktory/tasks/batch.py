@@ -242,10 +242,7 @@ def _callback_job(callback: Task[..., Any] | Callback | None) -> JobPayload | No
     if callback is None:
         return None
     checked = _check_callback(callback)
-    job: JobPayload = _backend_of(checked).callback_job(checked.task, checked.args, checked.kwargs)
+    # Any: this module must not import `backend`.
+    backend: Any = checked.task.get_backend()
+    job: JobPayload = backend.callback_job(checked.task, checked.args, checked.kwargs)
     return job
-
-
-def _backend_of(callback: Callback) -> Any:
-    """Return the FaktoryBackend, typed as Any because this module must not import `backend`."""
-    return callback.task.get_backend()

@@ -74,10 +74,6 @@ def _task_page(task: str) -> str:
     return page_url("task", task=task) if task else page_url("tasks")
 
 
-def _jobs_of(task: str) -> str:
-    return jobs_link(q=f'task:"{task}"') if task else jobs_link()
-
-
 _LINKS: dict[str, Callable[[str], str]] = {
     "no-workers": lambda _: _list_url("workerprocess"),
     "lost-worker": lambda _: f"{_list_url('workerprocess')}#faktory-lost",
@@ -87,7 +83,7 @@ _LINKS: dict[str, Callable[[str], str]] = {
     "paused-queue": lambda name: _page_url("queue", name),
     "paused-task": _task_page,
     "failing-task": _task_page,
-    "unknown-task": _jobs_of,
+    "unknown-task": lambda task: jobs_link(q=f'task:"{task}"') if task else jobs_link(),
     "overdue-jobs": lambda _: jobs_link(state="scheduled"),
     "stuck-batch": lambda bid: _list_url("batch", q=bid) if bid else _list_url("batch", stage="failing"),
     "cron-never-runs": lambda _: _list_url("cronentry", state="never runs"),

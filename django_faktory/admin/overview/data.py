@@ -133,7 +133,7 @@ def _read_numbers(parts: Sequence[str], *, using: str) -> OverviewData:
         running=_read_running(now, worker_lines, using) if "running" in parts else None,
         workers=worker_lines,
         alarms=[],
-        groups=_read_largest_groups(using) if "errors" in parts else None,
+        groups=group_failed(using=using, limit=FAILED_JOBS_READ).groups[:5] if "errors" in parts else None,
     )
 
 
@@ -185,10 +185,6 @@ def _read_running(now: datetime, shown: Sequence[WorkerLine] | None, using: str)
     if shown is not None:  # users who may not see workers get no host names
         names |= worker_names.read({job.wid for job in jobs} - names.keys(), using=using)
     return [(job, format_age(job.started_at or now), render_worker(job.wid, names.get(job.wid, ""))) for job in jobs]
-
-
-def _read_largest_groups(using: str) -> list[ErrorGroup]:
-    return group_failed(using=using, limit=FAILED_JOBS_READ).groups[:5]
 
 
 def _read_workers(using: str) -> list[WorkerLine]:

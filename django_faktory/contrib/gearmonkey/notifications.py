@@ -58,7 +58,8 @@ class ChannelListener(Listener):
             remaining_s = ends_at - time.monotonic()
             try:
                 if self._pubsub is None:
-                    self._subscribe()
+                    self._pubsub = self._redis.pubsub(ignore_subscribe_messages=True)
+                    self._pubsub.subscribe(*self._channels)
                 if self._receive_create(max(0.0, min(remaining_s, CLOSED_CHECK_S))):
                     while self._receive_create(0.0):  # one notification is enough: drain the pending ones
                         pass
@@ -71,10 +72,6 @@ class ChannelListener(Listener):
                 return False
         self._unsubscribe()
         return False
-
-    def _subscribe(self) -> None:
-        self._pubsub = self._redis.pubsub(ignore_subscribe_messages=True)
-        self._pubsub.subscribe(*self._channels)
 
     def _receive_create(self, timeout_s: float) -> bool:
         """Return whether a `create` event arrives within the time; skip other events."""

@@ -109,7 +109,10 @@ class Export:
         for reason, count in (
             ("belongs to a batch, which the open Faktory does not know", members),
             ("a worker has it: stop the workers first", jobs.in_state(State.WORKING).count()),
-            ("is still in the outbox: wait until it is relayed", sum(map(_count_outbox, conf.outbox()))),
+            (
+                "is still in the outbox: wait until it is relayed",
+                sum(OutboxEntry.objects.using(alias).count() for alias in conf.outbox()),
+            ),
         ):
             if count:
                 self.report.add_problem(reason, count=count)
@@ -131,7 +134,3 @@ def _encode_row(row: Job) -> bytes:
         failure=row.failure,
         enqueued_at=row.enqueued_at,
     )
-
-
-def _count_outbox(alias: str) -> int:
-    return OutboxEntry.objects.using(alias).count()

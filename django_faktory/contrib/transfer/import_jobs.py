@@ -144,7 +144,11 @@ def store_arrivals(
         refused.clear()
         receipt.clear()
         refused.update(_push(arrivals, broker, alias))
-        histories = {arrival.job.jid: _history_of(arrival) for arrival in arrivals if arrival.job.jid not in refused}
+        histories = {
+            one.job.jid: store.JobHistory(one.state, one.ends_at, one.failures, one.failure, one.errtype)
+            for one in arrivals
+            if one.job.jid not in refused
+        }
         store.write_history(histories, using=alias)
         stored = store.find_stored(list(histories), using=alias)
         refused.update(dict.fromkeys(histories.keys() - stored, "was not found after it was stored"))
@@ -169,10 +173,6 @@ def _push(arrivals: Sequence[Arrival], broker: Broker, alias: str) -> dict[str, 
     results: Iterable[FaktoryError | None] = broker.push(new_jobs)
     refused = {job.jid: str(error) for job, error in zip(new_jobs, results, strict=True) if error is not None}
     return {**dict.fromkeys(known, ALREADY_STORED), **refused}
-
-
-def _history_of(arrival: Arrival) -> store.JobHistory:
-    return store.JobHistory(arrival.state, arrival.ends_at, arrival.failures, arrival.failure, arrival.errtype)
 
 
 def _is_queue_name(name: str) -> bool:

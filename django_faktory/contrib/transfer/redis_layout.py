@@ -122,7 +122,9 @@ class FaktoryRedis:
         # If a queue has both lists, the old one first: its jobs are older, because 1.10 uses the new list only.
         lists.sort(key=lambda place: (place.name, place.key.startswith(PREFIX)))
         return Contents(
-            layout=" and ".join(sorted({_layout_of(place) for place in lists}, reverse=True)),
+            layout=" and ".join(
+                sorted({NEW if place.key.startswith(PREFIX) else OLD for place in lists}, reverse=True)
+            ),
             places=[*lists, *(sets[name] for name in SETS if name in sets)],
             queues=self._read_names("queues") if "queues" in name_sets else set(),
             paused=self._read_names("paused") if "paused" in name_sets else set(),
@@ -209,10 +211,6 @@ class FaktoryRedis:
             except ResponseError as error:
                 raise UnusableRedis(f"this is not a Faktory's Redis: the key {key} is no set ({error})") from error
             return {name.decode("utf-8", "backslashreplace") for name in names}
-
-
-def _layout_of(place: Place) -> str:
-    return NEW if place.key.startswith(PREFIX) else OLD
 
 
 def has_own_key(queue: str, layout: str) -> bool:

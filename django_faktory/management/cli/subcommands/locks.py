@@ -35,17 +35,17 @@ def _list(call: Invocation, keys: list[str], using: str) -> int:
         locks = locks.filter(key__in=[key for key in keys if key.isprintable()])
     # One row more than shown: its presence means that there are more, without a count.
     rows = list(locks[: limit + 1])
-    documents = [LockRow.read(lock) | {"waiting": _count_waiting(lock, using)} for lock in rows[:limit]]
+    waiting = Job.objects.using(using).blocked()
+    documents = [
+        LockRow.read(lock) | {"waiting": waiting.filter(lock_key=lock.key).count_up_to(COUNTED)}
+        for lock in rows[:limit]
+    ]
     call.screen.listing({"locks": documents, "is_more": len(rows) > limit}, _COLUMNS, documents)
     locked_keys = set(locks.values_list("key", flat=True)) if keys else set()
     for key in keys:
         if key not in locked_keys:
             call.screen.note(f"no job has a lock of the key {key}")
     return OK if rows or not keys else NOTHING
-
-
-def _count_waiting(lock: JobLock, using: str) -> int:
-    return Job.objects.using(using).blocked().filter(lock_key=lock.key).count_up_to(COUNTED)
 
 
 _COLUMNS = (
