@@ -1,6 +1,6 @@
 """Register the admin pages: read-only views, plus actions that call the same functions as the command line.
 
-Lists count at most `base.MAX_COUNTED` rows, never a whole table.
+Lists count at most `lists.MAX_COUNTED` rows, never a whole table.
 """
 
 from __future__ import annotations
@@ -20,11 +20,12 @@ from ..models import Job, OutboxEntry, Queue, WorkerProcess
 from ..models.proxies import Overview
 from ..tasks import redaction
 from . import batches, cron, gearmonkey, labels, limits, locks  # noqa: F401  (importing them registers their pages)
-from .base import CappedPaginator as CappedPaginator  # (documented import location)
-from .base import FaktoryModelAdmin, LongText, ReadOnlyAdmin, long_text_column, requires_permission
+from .base import FaktoryModelAdmin, ReadOnlyAdmin, requires_permission
 from .formats import format_number, time_column
 from .history import log_action
 from .jobs.changelist import JobAdmin
+from .lists import CappedPaginator as CappedPaginator  # (documented import location)
+from .long_texts import LongText, long_text_column
 from .mixins import JobsOfObjectMixin as JobsOfObjectMixin
 from .overview.view import OverviewAdmin
 from .queues import QueueAdmin

@@ -1,4 +1,4 @@
-"""Base classes of the admin pages: filter parameters, POST requests, long texts, log entries of actions.
+"""Base classes of the admin pages: filter parameters, POST requests, log entries of actions.
 
 `FaktoryModelAdmin` lists accept the parameters of their own filters only; `ReadOnlyAdmin` pages accept no POST. Each
 action requires its own permission and takes a reason; destructive actions need a confirmation.
@@ -8,96 +8,43 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping
 from functools import partial
-from io import BytesIO
-from typing import TYPE_CHECKING, Any, ClassVar, NamedTuple
+from typing import Any, ClassVar
 
 from django import forms
 from django.apps import apps
 from django.contrib import admin, messages
 from django.contrib.admin.filters import FieldListFilter
 from django.contrib.admin.helpers import ACTION_CHECKBOX_NAME, ActionForm
-from django.contrib.admin.options import IncorrectLookupParameters
-from django.contrib.admin.utils import get_fields_from_path, quote, unquote
-from django.contrib.admin.views.main import ORDER_VAR, ChangeList
+from django.contrib.admin.utils import get_fields_from_path, unquote
+from django.contrib.admin.views.main import ChangeList
 from django.core.exceptions import PermissionDenied
-from django.core.paginator import Paginator
-from django.db.models import Model, QuerySet
-from django.db.models.functions import Substr
 from django.http import (
-    FileResponse,
-    Http404,
     HttpRequest,
     HttpResponse,
     HttpResponseNotAllowed,
     HttpResponseRedirect,
 )
-from django.http.response import HttpResponseBase
-from django.template.loader import render_to_string
 from django.template.response import TemplateResponse
-from django.urls import URLPattern, path
-from django.utils.functional import SimpleLazyObject, cached_property
+from django.urls import URLPattern
+from django.utils.functional import SimpleLazyObject
 from django.utils.http import url_has_allowed_host_and_scheme
-from django.utils.safestring import SafeString
 from django.utils.text import capfirst
 from django.utils.translation import gettext
 from django.utils.translation import gettext_lazy as _
 
 from ..models import permissions
 from ..store import texts
-from ..tasks import redaction
-from .formats import StrOrPromise, format_number
+from .formats import StrOrPromise
 from .history import get_reason, translate_entry
 from .links import page_url, with_site
+from .lists import SafeChangeList
+from .long_texts import LongTexts
 from .navigation import build_navigation
 from .sanitize import with_readable_text
-
-if TYPE_CHECKING:
-    AnyAdmin = admin.ModelAdmin[Any]
-    CappedBase = Paginator[Any]
-    AnyQuerySet = QuerySet[Any]
-else:  # Django's own classes take no type parameters at run time
-    AnyAdmin = admin.ModelAdmin
-    CappedBase = Paginator
-    AnyQuerySet = QuerySet
-
 
 SAFE_METHODS = ("GET", "HEAD", "OPTIONS")
 
 REASON_HINT = _("optional, kept in the history")
-
-MAX_COUNTED = 10_000
-"""Maximum number of rows that a list counts."""
-
-
-class LowerBound(int):
-    """A lower bound at which counting stopped; its text ends with a plus sign."""
-
-    def __str__(self) -> str:
-        return f"{format_number(int(self))}+"
-
-
-def format_capped(count: int, limit: int) -> str:
-    """Format a count that ends at `limit`: "5,000+" for any larger number, and for `LowerBound` its own text."""
-    if isinstance(count, LowerBound):
-        return str(count)
-    return f"{format_number(limit)}+" if count > limit else format_number(count)
-
-
-class CappedPaginator(CappedBase):
-    """Paginator that counts at most `max_count` rows: a list of millions opens as fast as one of ten thousand."""
-
-    def __init__(self, *args: Any, max_count: int = MAX_COUNTED, **options: Any) -> None:
-        super().__init__(*args, **options)
-        self._max_count = max_count
-
-    @cached_property
-    def count(self) -> int:
-        """The number of rows, at most `max_count`."""
-        rows: Any = self.object_list
-        # One row more than the maximum shows whether there are more.
-        # order_by() without arguments removes the order, which the count does not need.
-        count = len(rows) if isinstance(rows, list) else rows.order_by()[: self._max_count + 1].count()
-        return LowerBound(self._max_count) if count > self._max_count else count
 
 
 def requires_permission(action: str) -> Callable[..., bool]:
@@ -133,91 +80,6 @@ def get_media() -> forms.Media:
     return forms.Media(css={"all": files})
 
 
-class LongText(NamedTuple):
-    """A column with long texts: the permission that shows it, its redaction, and its file type."""
-
-    field: str = ""
-    """Its name in `permissions.FIELDS`; "" if the permission to view the row suffices."""
-    redact: Callable[[Any, str], str] | None = None
-    """Return the visible part of a row's text; None if `REDACT` does not apply to the column."""
-    is_json: bool = True
-
-
-class ShownText(NamedTuple):
-    """The part of a text that a page shows, and the address of the whole text."""
-
-    text: str
-    size: int
-    is_cut: bool
-    url: str
-
-
-def build_shown_text(stored: texts.StoredText, url: str, text: str | None = None) -> ShownText:
-    """Return the beginning of a stored text, or of `text` if that is given instead."""
-    full_text = texts.format_json(stored.text) if text is None else text
-    beginning = texts.cut(full_text)
-    return ShownText(beginning, stored.size, not stored.is_whole or len(beginning) < len(full_text), url)
-
-
-def long_text_column(column: str, description: StrOrPromise) -> Callable[[Any, Any], SafeString]:
-    """Return a method that shows the visible beginning of this long text of a row, with a link to its download."""
-
-    @admin.display(description=description)
-    def show(model_admin: FaktoryModelAdmin, row: Model) -> SafeString:
-        text = model_admin.read_shown_texts(row, column)[column]
-        return render_to_string("admin/django_faktory/long_text.html", {"text": text})
-
-    return show
-
-
-class SafeChangeList(ChangeList):
-    """A change list that is sorted by the columns its page offers, and reads the beginnings of long texts only."""
-
-    def get_results(self, request: HttpRequest) -> None:
-        """Read the columns of `beginnings` up to their length. These rows are for display: nothing saves them."""
-        model_admin: Any = self.model_admin
-        lengths: Mapping[str, int] = model_admin.beginnings
-        annotations = {f"{column}_beginning": Substr(column, 1, length) for column, length in lengths.items()}
-        self.queryset = self.queryset.annotate(**annotations)
-        super().get_results(request)
-        if not self.result_count:
-            self.result_list = self.queryset.none()  # a search that found nothing does not run a second time
-        # A list: iterating the queryset again would load rows without the attributes.
-        rows: list[Any] = list(self.result_list)
-        for row in rows:
-            # Fills the deferred columns: reading one would load the whole text, with one query for each row.
-            row.__dict__.update({column: getattr(row, f"{column}_beginning") for column in lengths})
-        if rows:
-            model_admin.attach(request, rows)
-        self.result_list = rows
-
-    def get_filters(self, request: HttpRequest) -> Any:
-        """Reject values with NUL, which PostgreSQL refuses to compare."""
-        filters = super().get_filters(request)
-        # Django answers this exception with a redirect to the list without filters, and that of the driver with a 500.
-        if any("\x00" in value for values in self.get_filters_params().values() for value in values):
-            raise IncorrectLookupParameters
-        return filters
-
-    def get_ordering(self, request: HttpRequest, queryset: AnyQuerySet) -> Any:
-        """Ignore columns that are not in `sortable_by`: Django only omits their links, and still sorts by them."""
-        requested: dict[str, str] = {}
-        for term in self.params.pop(ORDER_VAR, "").split("."):
-            requested.setdefault(self._column(term), term)  # once each: databases limit the terms of ORDER BY
-        allowed = [term for column, term in requested.items() if column in (self.sortable_by or ())]
-        if allowed:
-            self.params[ORDER_VAR] = ".".join(allowed)
-        return super().get_ordering(request, queryset)
-
-    def _column(self, term: str) -> str:
-        """Return the column that a part of the parameter `o` names, "" for none."""
-        try:
-            # Django numbers the columns; a minus before the number sorts in descending order.
-            return str(self.list_display[int(term.rpartition("-")[2])])
-        except (IndexError, ValueError):
-            return ""
-
-
 class ReasonForm(ActionForm):
     """Form of the action bar, extended by a reason."""
 
@@ -235,17 +97,11 @@ class ReasonForm(ActionForm):
             self.fields["action"].widget.attrs["x-model"] = "action"
 
 
-class FaktoryModelAdmin(AnyAdmin):
+class FaktoryModelAdmin(LongTexts):
     """Admin with the package's style sheet and script. Its list accepts the parameters of its own filters only."""
 
     link_parameters: tuple[str, ...] = ()
     """Fields by which links of other pages filter this list, without a filter on the list itself."""
-
-    long_texts: ClassVar[Mapping[str, LongText]] = {}
-    """Columns that no list and no page reads whole; they can be downloaded."""
-
-    beginnings: ClassVar[Mapping[str, int]] = {}
-    """Columns of `long_texts` that the list shows, and the number of characters it reads of each."""
 
     gone_because: StrOrPromise = _("perhaps it was deleted")
     """Why a row that a link leads to may be gone."""
@@ -287,67 +143,6 @@ class FaktoryModelAdmin(AnyAdmin):
             if fields:
                 fieldsets.append((title, {**options, "fields": fields}))
         return fieldsets
-
-    def get_queryset(self, request: HttpRequest) -> AnyQuerySet:
-        """Defer the columns with long texts, so that they are not read."""
-        return super().get_queryset(request).defer(*self.long_texts)
-
-    def get_urls(self) -> list[URLPattern]:
-        """Add the downloads of long texts."""
-        if not self.long_texts:
-            return super().get_urls()
-        view = self.admin_site.admin_view(self._download)
-        name = f"{self.opts.app_label}_{self.opts.model_name}_download"
-        # Before Django's patterns: the last of them, `<path:object_id>/`, matches this address too.
-        return [path("<path:object_id>/download/<slug:column>/", view, name=name), *super().get_urls()]
-
-    def download_url(self, row: Model, column: str) -> str:
-        """Return the download address of the whole text."""
-        return page_url(f"{self.opts.model_name}_download", quote(row.pk), column)
-
-    def read_shown_texts(self, row: Model, *columns: str) -> dict[str, ShownText]:
-        """Read these long texts of a row, in one query, as far as a page shows them."""
-        return {
-            column: build_shown_text(self.redact_stored(row, column, stored), self.download_url(row, column))
-            for column, stored in texts.read(row, *columns).items()
-        }
-
-    def redact_stored(self, row: Model, column: str, stored: texts.StoredText) -> texts.StoredText:
-        """Apply `REDACT` to a text. A text that was not read whole is hidden."""
-        redact = self.long_texts[column].redact
-        if redact is None or not stored.size:
-            return stored
-        if stored.is_whole:
-            text = redact(row, stored.text)
-            # With its own length: the stored one would make a shorter text count as cut off.
-            return texts.StoredText(text, len(text))
-        # The beginning of a JSON text cannot be parsed, so the project's function cannot be applied to it.
-        return texts.StoredText(redaction.HIDDEN, stored.size) if redaction.is_on() else stored
-
-    def _download(self, request: HttpRequest, object_id: str, column: str) -> HttpResponseBase:
-        """Send a text as a file: all of it, redacted as on the page."""
-        if request.method not in SAFE_METHODS:
-            return HttpResponseNotAllowed(SAFE_METHODS)
-        long_text = self.long_texts.get(column)
-        model = str(self.opts.model_name)
-        # Before the row is read: an answer of 404 would reveal to other users which rows and columns exist.
-        if not permissions.may_see(request.user, model, long_text.field if long_text else None):
-            raise PermissionDenied
-        row = self.get_object(request, unquote(object_id))
-        if row is None or long_text is None:
-            raise Http404
-        text = texts.read_whole(row, column)
-        if long_text.redact is not None and text:
-            text = long_text.redact(row, text)
-        is_json = long_text.is_json
-        content_type, extension = ("application/json", "json") if is_json else ("text/plain; charset=utf-8", "txt")
-        return FileResponse(
-            # Lone surrogates, which JSON allows, cannot be encoded.
-            BytesIO(text.encode("utf-8", "replace")),
-            as_attachment=True,
-            filename=f"{model}-{row.pk}-{column}.{extension}",
-            content_type=content_type,
-        )
 
     def lookup_allowed(self, lookup: str, value: str, request: HttpRequest | None = None) -> bool:  # noqa: ARG002
         """Return whether the list may be filtered by this parameter.

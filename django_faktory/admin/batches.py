@@ -25,18 +25,13 @@ from ..operations import bulk
 from ..store.batches import tree as batch_tree
 from ..store.statistics import bounded_counts
 from ..tasks import redaction
-from .base import (
-    CappedPaginator,
-    LongText,
-    ReadOnlyAdmin,
-    format_capped,
-    long_text_column,
-    requires_permission,
-)
+from .base import ReadOnlyAdmin, requires_permission
 from .formats import StrOrPromise, format_number, time_column
 from .history import log_action
 from .labels import STATES
 from .links import jobs_link, row_link
+from .lists import CappedPaginator, format_capped
+from .long_texts import LongText, long_text_column
 
 MAX_NAME_LENGTH = 200
 """Characters of a description that are shown; the protocol sets no limit on its length."""

@@ -28,10 +28,10 @@ from ..store import texts
 from ..store.cron import entries as cron_entries
 from ..store.cron import runs as cron_runs
 from ..tasks import base, cron, redaction
-from .base import LongText, long_text_column
 from .formats import StrOrPromise, error_text, render_time, time_column
 from .labels import CRON_STATES, OUTCOMES
 from .links import jobs_link
+from .long_texts import LongText, long_text_column
 from .object_actions import ObjectAction, ObjectActionsMixin
 
 if TYPE_CHECKING:

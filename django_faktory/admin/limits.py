@@ -22,9 +22,9 @@ from ..errors import FaktoryError
 from ..models import Limit
 from ..store.limits import definitions
 from ..tasks import limits as task_limits
-from .base import CappedPaginator
 from .formats import error_text, format_number, render_time
 from .history import get_reason
+from .lists import CappedPaginator
 from .object_actions import ObjectAction, ObjectActionsMixin
 
 if TYPE_CHECKING:

@@ -19,10 +19,11 @@ from ..models import Job, JobLock
 from ..models.permissions import may_see
 from ..operations import worker_names
 from ..store.jobs import transitions
-from .base import CappedPaginator, ReadOnlyAdmin, requires_permission
+from .base import ReadOnlyAdmin, requires_permission
 from .formats import format_number, render_time, render_worker, time_column
 from .history import log_action
 from .links import jobs_link, row_link
+from .lists import CappedPaginator
 
 MAX_COUNTED = 10_000
 """Largest number of waiting jobs that a page counts."""

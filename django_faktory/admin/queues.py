@@ -19,10 +19,11 @@ from ..models import Job, Limit, Queue
 from ..models.permissions import may, may_see
 from ..models.queue import QueueQuerySet
 from ..operations import bulk, timings, waiting
-from .base import ReadOnlyAdmin, format_capped, requires_permission
+from .base import ReadOnlyAdmin, requires_permission
 from .formats import StrOrPromise, format_age, format_number
 from .history import get_reason, log_action
 from .links import jobs_link, page_url
+from .lists import format_capped
 from .overview.data import build_queue_lines
 from .overview.tasks import build_charts, build_line, build_period_tabs, read_period, task_link
 

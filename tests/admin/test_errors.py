@@ -11,9 +11,9 @@ from django.contrib.admin.models import LogEntry
 from django.urls import reverse
 from django.utils import timezone
 
-from django_faktory.admin.base import format_capped
 from django_faktory.admin.jobs.bulk_views import COUNTED, count_jobs
 from django_faktory.admin.jobs.changelist import JobAdmin
+from django_faktory.admin.lists import format_capped
 from django_faktory.models import Job
 from django_faktory.operations import bulk, error_groups
 from django_faktory.operations.error_groups import FailureKind

@@ -10,8 +10,8 @@ from django.db import connection
 from django.test.utils import CaptureQueriesContext
 from django.urls import reverse
 
-from django_faktory.admin.base import CappedPaginator
 from django_faktory.admin.jobs.changelist import JobAdmin
+from django_faktory.admin.lists import CappedPaginator
 from django_faktory.models import Batch, Job, JobLock, OutboxEntry
 from django_faktory.models.cron import CronEntry, CronRun
 from tests.factories import T0, CronFactory, JobFactory, LockFactory, QueueFactory, WorkerFactory

@@ -31,10 +31,11 @@ from ...models.job import RECENT
 from ...operations import bulk, error_groups, searches
 from ...operations.bulk import Run
 from ...operations.error_groups import FailureKind
-from ..base import LowerBound, ReadOnlyAdmin, format_capped
+from ..base import ReadOnlyAdmin
 from ..formats import error_text, format_duration, format_number
 from ..history import describe_action, get_reason, in_english
 from ..links import page_url
+from ..lists import LowerBound, format_capped
 from . import actions
 
 MAX_WORK_S = 1.0

@@ -21,11 +21,11 @@ from ...errors import InvalidQuery
 from ...models import Job, JobQuerySet, Queue
 from ...operations import bulk, job_summaries, searches, task_names
 from ...tasks import redaction
-from ..base import CappedPaginator, SafeChangeList
 from ..formats import StrOrPromise, error_text, event_time_of, format_number, render_time, render_with_detail
 from ..history import log_action
 from ..labels import STATES
 from ..links import jobs_link, page_url
+from ..lists import CappedPaginator, SafeChangeList
 from ..object_actions import add_list_actions
 from . import actions as job_actions
 from .bulk_views import BulkViews, build_query, parse_search

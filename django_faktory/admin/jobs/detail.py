@@ -41,12 +41,12 @@ from ...tasks.arguments import may_have_references
 from ...tasks.encryption import is_encrypted
 from ...tasks.results import Attempt, runs_of
 from ...tasks.tracing import trace_id_of
-from ..base import build_shown_text
 from ..formats import format_duration, render_worker
 from ..history import translate_entry
 from ..labels import STATES
 from ..links import admin_url, jobs_link, row_link
 from ..locks import holder_of
+from ..long_texts import build_shown_text
 from ..sanitize import make_readable
 from . import actions
 

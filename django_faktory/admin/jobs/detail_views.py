@@ -23,10 +23,11 @@ from ...operations.signatures import bind, find_task
 from ...store import texts
 from ...tasks import redaction
 from ...tasks.encryption import is_encrypted
-from ..base import SAFE_METHODS, LongText, ReadOnlyAdmin, requires_permission
+from ..base import SAFE_METHODS, ReadOnlyAdmin, requires_permission
 from ..formats import error_text
 from ..history import log_action
 from ..links import page_url, row_link
+from ..long_texts import LongText
 from . import actions, detail
 from .arguments_form import ArgumentsForm
 

@@ -27,10 +27,11 @@ from ...operations import bulk, error_groups, job_summaries
 from ...operations.error_groups import FailureKind
 from ...operations.timings import PERIODS
 from ...store import texts
-from ..base import ReadOnlyAdmin, format_capped
+from ..base import ReadOnlyAdmin
 from ..history import log_action
 from ..labels import STATES
 from ..links import jobs_link, page_url, row_link
+from ..lists import format_capped
 from ..overview.charts import Chart, Point, build_chart
 from . import actions
 from .bulk_views import COUNTED
