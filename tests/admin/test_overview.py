@@ -9,7 +9,7 @@ from django.test.utils import CaptureQueriesContext
 from django.urls import reverse
 from django.utils import timezone
 
-from django_faktory.admin import base
+from django_faktory.admin.lists import format_capped
 from django_faktory.admin.overview import charts, data
 from django_faktory.admin.overview.charts import Point
 from django_faktory.core.histograms import Series
@@ -129,7 +129,7 @@ def test_a_large_set_is_counted_to_the_cap(monkeypatch):
     read = data.read(using="default")
     assert [(line.depth, line.is_paused) for line in read.queues] == [("500+", True)]
     assert {tile.name: tile.number for tile in read.tiles}.items() >= {"enqueued": "3+", "dead": "1"}.items()
-    assert base.format_capped(3, 2) == "2+"
+    assert format_capped(3, 2) == "2+"
 
 
 def test_the_fullest_of_many_queues_are_shown():
