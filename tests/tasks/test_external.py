@@ -7,7 +7,7 @@ from decimal import Decimal
 import pytest
 from asgiref.sync import async_to_sync
 
-from django_faktory import Batch, FaktoryError, apush, push
+from django_faktory import Batch, FaktoryError, NotUnique, apush, push
 from django_faktory.models import Job
 from tests.project.tasks import noop
 
@@ -45,6 +45,12 @@ def test_push_joins_the_open_batch():
         push("Thumbnail", 1, custom={"unique_for": 60})
     assert batch.status().total == 1
     assert Job.objects.batch(batch.bid).get().jobtype == "Thumbnail"
+
+
+def test_push_raises_the_refusal_of_a_job_that_is_not_unique():
+    push("Thumbnail", 1, custom={"unique_for": 60})
+    with pytest.raises(NotUnique):
+        push("Thumbnail", 1, custom={"unique_for": 60})
 
 
 @pytest.mark.parametrize(
