@@ -8,6 +8,7 @@ from django.core.management.base import CommandError
 from django.db import connection
 
 from django_faktory.runtime.await_migrations import await_migrations
+from django_faktory.store.dialects.postgresql import functions
 from tests.programs import ROOT
 
 pytestmark = [pytest.mark.slow, pytest.mark.once]
@@ -64,6 +65,21 @@ def test_missing_migrations_of_other_apps_delay_but_do_not_prevent_the_start(tra
 
 def test_a_fully_migrated_database_causes_no_wait(transactional_db):
     await_migrations("default", wait_s=300, write_line=pytest.fail)
+
+
+@pytest.mark.each_database
+@pytest.mark.skipif(connection.vendor != "postgresql", reason="PostgreSQL has functions")
+def test_missing_functions_are_waited_for_like_migrations(transactional_db):
+    """`migrate` creates them after its last migration."""
+    function, lines = functions.read()["faktory_push_1"], []
+    with connection.cursor() as cursor:
+        cursor.execute(f"DROP FUNCTION {function.signature}")
+    try:
+        with pytest.raises(CommandError, match=r"'default' lacks 1 functions of django_faktory; run manage.py migrate"):
+            await_migrations("default", wait_s=0.5, write_line=lines.append)
+    finally:
+        call_command("migrate", verbosity=0)
+    assert "lacks 1 functions: django_faktory.faktory_push_1; waiting up to" in lines[0]
 
 
 @pytest.mark.parametrize("value", ["-1", "soon", "1.5"])
