@@ -28,9 +28,10 @@ class Plant(NamedTuple):
 PLANTS = (
     Plant(
         "the end of a job does not check the holder, in PostgreSQL's statement",
-        f"{DIALECTS}/postgresql/jobs.py",
-        "  WHERE {IS_HOLDER}),\ngone AS (",
-        "  WHERE j.state = 'working'),\ngone AS (",
+        f"{DIALECTS}/postgresql/functions/faktory_end_1.sql",
+        "    WHERE j.is_plain AND j.state = 'working' AND (r.wid = '' OR j.wid = '' OR j.wid = r.wid)\n"
+        "      AND (r.attempt IS NULL OR r.attempt = j.attempt)),",
+        "    WHERE j.is_plain AND j.state = 'working'),",
         (CONTRACT, "-k", "late_report or ack_returns_whether_each_report_had_an_effect"),
         "postgresql",
     ),
@@ -43,13 +44,13 @@ PLANTS = (
     ),
     Plant(
         "a COMMIT that is sent with an end is executed without the end",
-        f"{DIALECTS}/postgresql/jobs.py",
-        "THEN '1' ELSE '{NOT_HELD}' END)::int, now",
-        "THEN '1' ELSE '0' END)::int, now",
+        f"{DIALECTS}/postgresql/functions/faktory_end_1.sql",
+        "    IF is_last AND ended + more < reported THEN",
+        "    IF FALSE THEN",
         (
             "tests/tasks/test_atomic_commit.py",
             "-k",
-            "lost_the_job or earlier_attempt or a_job_that_gained_a_batch_or_lock_while_running_commits_nothing",
+            "lost_the_job or earlier_attempt or a_job_that_gained_a_batch_while_running_commits_nothing",
         ),
         "postgresql",
     ),
@@ -63,9 +64,10 @@ PLANTS = (
     ),
     Plant(
         "a lock handoff does not check the holder",
-        f"{DIALECTS}/postgresql/lock_handoff.py",
-        "  WHERE j.state = 'working' AND ($4 = '' OR j.wid = '' OR j.wid = $4) AND ($5 IS NULL OR j.attempt = $5)",
-        "  WHERE j.state = 'working'",
+        f"{DIALECTS}/postgresql/functions/faktory_hand_off_1.sql",
+        "    WHERE j.state = 'working' AND (holder = '' OR j.wid = '' OR j.wid = holder)\n"
+        "      AND (held_attempt IS NULL OR j.attempt = held_attempt)\n",
+        "    WHERE j.state = 'working'\n",
         ("tests/store/locks/test_handing_over.py", "-k", "a_late_ack_does_not_hand_the_lock_over"),
         "postgresql",
     ),
@@ -149,9 +151,9 @@ PLANTS = (
     ),
     Plant(
         "a claim takes jobs of a concurrent claim, on PostgreSQL",
-        f"{DIALECTS}/postgresql/jobs.py",
-        '  ORDER BY sort_priority, enqueued_at, id LIMIT q.room FOR UPDATE SKIP LOCKED"""',
-        '  ORDER BY sort_priority, enqueued_at, id LIMIT q.room"""',
+        f"{DIALECTS}/postgresql/functions/faktory_claim_1.sql",
+        "id LIMIT slot.room FOR UPDATE SKIP LOCKED)",
+        "id LIMIT slot.room)",
         ("tests/store/jobs/test_claims.py", "-k", "six_concurrent_workers_claim_each_of_200_jobs_exactly_once"),
         "postgresql",
     ),

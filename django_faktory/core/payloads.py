@@ -112,14 +112,6 @@ class Reservation(msgspec.Struct, frozen=True, kw_only=True, gc=False):
             return 0.0
         return max(0.0, (self.started_at - self.enqueued_at).total_seconds())
 
-    @property
-    def ends_alone(self) -> bool:
-        """True if its end is known to affect no other row: no batch, no lock, no permits.
-
-        Otherwise blocked jobs, and the counters of a batch, have to be updated in the same transaction.
-        """
-        return self.is_batchless and self.lock_token is None and self.permits is None
-
     def wire(self) -> str:
         """Return the job as FETCH sends it: the stored text, with the server's own members appended."""
         # Appended as text, without a parse: the client's numbers must come back digit for digit (W11).

@@ -21,7 +21,6 @@ from django_faktory.runtime import db_watchdog
 from django_faktory.server.group_commit import CommitQueue
 from django_faktory.store import transactions
 from django_faktory.store.dialects.postgresql import pipeline, prepared
-from django_faktory.store.dialects.postgresql.dialect import POSTGRESQL
 from django_faktory.store.dialects.postgresql.prepared import Statement
 from tests.bouncer import needs_session
 from tests.clocks import Clock
@@ -42,7 +41,6 @@ def clock(monkeypatch):
         pytest.skip("about PostgreSQL with psycopg 3")
     clock = Clock()
     monkeypatch.setattr(prepared, "time", clock)
-    monkeypatch.setattr(POSTGRESQL, "_locks_seen_at", float("-inf"))
     yield clock
     Statement.works = True
 
@@ -146,15 +144,6 @@ def test_a_reply_is_sent_only_after_the_commit(client, given):
     assert client.ask('ACK {"jid":"the-job-one"}') == b"+OK"
     assert not Job.objects.exists()
     assert given == []
-
-
-def test_an_outdated_query_plan_is_renewed_by_a_thread(client, given, clock):
-    """ADR 0006: only a thread makes a new plan."""
-    clock.now += prepared.REPLAN_S * 1.1
-    client.ask(push(jid="the-job-one"))
-    assert given == [], "a push does not depend on stored rows"
-    assert json.loads(client.ask("FETCH default"))["jid"] == "the-job-one"
-    assert given == [["FetchRequest"]]
 
 
 def pushed_together(server, *jids):
@@ -268,12 +257,11 @@ def test_a_request_larger_than_the_socket_buffer_is_sent_in_parts(client, given,
     assert given == []
 
 
-def test_a_claim_that_acquires_a_lock_runs_on_a_thread(client, given):
-    """ADR 0015: a claim that acquires a lock runs on a thread."""
+def test_a_claim_that_acquires_a_lock_runs_on_the_event_loop(client, given):
     client.ask(push(jid="job-locked", custom={"lock": "one at a time"}))
     given.clear()
     assert json.loads(client.ask("FETCH default"))["jid"] == "job-locked"
-    assert given == [["FetchRequest"]]
+    assert given == []
     assert JobLock.objects.get().jid == "job-locked"
 
 

@@ -11,8 +11,6 @@ from django_faktory.brokers import get_broker
 from django_faktory.brokers.remote import RemoteBroker
 from django_faktory.core.payloads import Ack, Failure, Interruption
 from django_faktory.models import Job
-from django_faktory.store.dialects.postgresql.jobs import END_LAST
-from django_faktory.store.dialects.postgresql.prepared import USES_BEFORE
 from django_faktory.tasks.compat import TaskResultStatus, task_finished
 from django_faktory.worker.execution import prepare
 from tests.project import tasks
@@ -24,12 +22,10 @@ pytestmark = pytest.mark.django_db(transaction=True)
 
 @pytest.fixture(autouse=True, params=["in two messages", "in one message"])
 def way(request):
-    """Send a job's end and COMMIT in two messages or in one, as a connection does from its third job on."""
-    if connection.vendor == "postgresql" and request.param == "in one message":
-        with connection.cursor() as cursor:
-            for _ in range(USES_BEFORE + 1):
-                END_LAST.prepare_if_worthwhile(cursor)
+    """Send a job's end and COMMIT in two messages or in one."""
+    connection.force_debug_cursor = request.param == "in two messages"  # the log has to see each statement
     yield
+    connection.force_debug_cursor = False
     connection.close()
 
 

@@ -221,24 +221,17 @@ class AckResult(NamedTuple):
     ended: Ended
     remaining: set[str]
     readied: Collection[str] = ()
-    """Queues in which jobs that waited for a lock became ready."""
+    """Queues in which jobs that waited for a lock or a permit became ready."""
     blocked: Collection[str] = ()
-    """Keys to pass to `promote_waiters` after the commit.
+    """Keys to pass to `locks.promote_waiters` after the commit.
 
     These are the keys of jobs stored in the same exchange that wait for a lock, and of jobs that are next for a lock
     while another transaction has their rows locked.
     """
-
-
-class LastAckResult(NamedTuple):
-    """Result of `end_last`: the time of the end, and the released permits."""
-
-    at: datetime
-    permits: str | None
-    """Permits that the job got from a limit that was created while it ran.
-
-    They are released; the caller has to check their limiters.
-    """
+    limiters: Collection[int] = ()
+    """Limiters to pass to `limiters.promote_waiters` after the commit: their jobs wait for a rate, or were locked."""
+    handed: Collection[str] = ()
+    """Jids of jobs that became ready, and that the same exchange has claimed with their lock."""
 
 
 class HandoffResult(NamedTuple):
@@ -412,12 +405,11 @@ class Dialect(ABC):
         connection: BaseDatabaseWrapper,  # noqa: ARG002
         ack: Ack,  # noqa: ARG002
         now: datetime | None,  # noqa: ARG002
-    ) -> LastAckResult | None:
+    ) -> AckResult | None:
         """End a job as the last statement of the caller's transaction, and commit, in one message.
 
-        The job belonged to no batch and held no lock or permit when it was claimed. Returns None, with nothing done, if
-        this is impossible now. Raises ReservationLost if the ack is not the holder's, and database errors: then nothing
-        is committed.
+        The job belongs to no batch. Returns None, with nothing done, if this is impossible now. Raises ReservationLost
+        if the ack is not the holder's, and database errors: then nothing is committed.
         """
         return None
 
@@ -510,21 +502,8 @@ class Dialect(ABC):
     def await_claims(self, connection: BaseDatabaseWrapper) -> None:
         """Wait, outside any transaction, for running claims that may have read the limits before this call."""
 
-    acquire_locks: (
-        Callable[[BaseDatabaseWrapper, Sequence[Reservation], float, datetime | None], dict[str, int]] | None
-    ) = None
-    """Acquire locks in one statement. None: the dialect has no such statement.
-
-    Returns the tokens by jid; jobs that got no lock become blocked.
-    """
-
-    acquire_permits: (
-        Callable[[BaseDatabaseWrapper, Sequence[Reservation], datetime | None], dict[str, str | None]] | None
-    ) = None
-    """Acquire permits in one statement. None: the dialect has no such statement.
-
-    Returns the permits by jid; if a limiter has no room for the whole set, nothing is done and the result is empty.
-    """
+    def reserve_keys(self, cursor: CursorWrapper, keys: Sequence[str]) -> None:  # noqa: B027
+        """Call before lock rows of these sorted keys are inserted, if the claims of the dialect acquire locks too."""
 
     def find_ready(self, cursor: CursorWrapper, keys: Sequence[str]) -> Sequence[tuple[Any, ...]]:
         """Return id, key, queue and sort_priority of the ready jobs of these keys."""

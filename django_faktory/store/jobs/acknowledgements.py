@@ -1,6 +1,6 @@
 """Acknowledge jobs: end them successfully. Rule: W16.
 
-`endings` ends jobs on SQLite and MariaDB. PostgreSQL has statements of its own; the jobs of batches that they leave
+`endings` ends jobs on SQLite and MariaDB. PostgreSQL has a function of its own; the jobs of batches that it leaves
 unchanged are ended by `endings` too (ADR 0011).
 """
 
@@ -13,7 +13,6 @@ from functools import partial
 from django.db import Error, connections
 from django.db.backends.base.base import BaseDatabaseWrapper
 
-from ...core.limits import parse_permits
 from ...core.logs import get_logger
 from ...core.payloads import Ack, Reservation, is_storable
 from ...errors import BrokerUnavailable, FaktoryError, LockTimeout
@@ -34,6 +33,13 @@ OnFinished = Callable[[Collection[EndedRun]], None]
 
 def ignore_finished(_: Collection[EndedRun]) -> None:
     """Ignore the ended jobs; the default for `on_finished`."""
+
+
+def make_waiters_ready(connection: BaseDatabaseWrapper, ending: AckResult) -> None:
+    """Notify the queues in which an end made jobs ready, and look after the commit at what it could not make ready."""
+    locks.notify_ready(connection, set(ending.readied))
+    locks.promote_waiters_later(connection, ending.blocked)
+    limiters.promote_waiters_later(connection, ending.limiters)
 
 
 def end(
@@ -123,9 +129,9 @@ def _ack_chunk(
     ending = run(
         using,
         lambda connection: end(connection, storable, now),
-        atomic=not (dialect.one_statement and dialect.can_join(connection)),
+        atomic=not dialect.one_statement,
     )
-    locks.notify_ready(connection, set(ending.readied))
+    make_waiters_ready(connection, ending)
     results = conclude(ending, storable, using=using, now=now, on_finished=on_finished)
     if len(storable) == len(acks):
         return results
@@ -146,13 +152,11 @@ def ack_last(
     connection = connections[using]
     connection.validate_no_broken_transaction()
     # Only in the outermost block: COMMIT inside a savepoint would also commit the caller's outer transaction.
-    if job.ends_alone and len(connection.atomic_blocks) == 1 and connection.commit_on_exit:
-        ended = dialect_of(connection).end_last(connection, report, now)
-        if ended is not None:
-            # A limit that was set while the job ran may have given it permits; their limiters may have room now.
-            limiters.promote_waiters_later(connection, parse_permits(ended.permits))
-            ran_s = (ended.at - job.started_at).total_seconds() if job.started_at else 0.0
-            on_finished([EndedRun(job.wid, job.attempt, job.queue, job.jobtype, ran_s)])
+    if job.is_batchless and len(connection.atomic_blocks) == 1 and connection.commit_on_exit:
+        ending = dialect_of(connection).end_last(connection, report, now)
+        if ending is not None:
+            make_waiters_ready(connection, ending)
+            on_finished(ending.ended.values())
             return True
     return ack([report], using=using, now=now, on_finished=on_finished) == [True]
 

@@ -29,8 +29,7 @@ def acquire(
     keyed = [job for job in claimed if job.lock_key is not None and job.lock_token is None]
     if not keyed:
         return limiters.acquire_permits(claimed, using=using, now=now)
-    # No limit concerns these jobs: on PostgreSQL one statement takes the locks.
-    if all(job.permits is None for job in claimed):
+    if all(job.permits != "" for job in claimed):
         locked = {job.jid: job for job in locks.acquire_locks(keyed, using=using, lease_s=lease_s, now=now)}
         return [
             locked.get(job.jid, job) for job in claimed if job.lock_key is None or job.lock_token or job.jid in locked

@@ -198,7 +198,7 @@ def drop_unstorable_queues(request: FetchRequest) -> FetchRequest:
 
 def is_runnable(job: Reservation) -> bool:
     """Return True if a claimed job may run: it needs no further lock, and no limiter has to be asked."""
-    return (job.lock_key is None or job.lock_token is not None) and job.permits is None
+    return (job.lock_key is None or job.lock_token is not None) and job.permits != ""
 
 
 class Leases(NamedTuple):

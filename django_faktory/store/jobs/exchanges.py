@@ -18,7 +18,7 @@ from ..dialects.base import AckResult, ClaimPlan, Dialect
 from ..locks import locks
 from ..transactions import run
 from . import acknowledgements, prefetch
-from .acknowledgements import OnFinished, ack, ignore_finished
+from .acknowledgements import OnFinished, ack, ignore_finished, make_waiters_ready
 from .claims import (
     ClaimContext,
     are_alike,
@@ -102,7 +102,7 @@ class Exchange:
 
     def needs_no_query(self, plan: ClaimPlan, ending: AckResult, claimed: Sequence[Reservation]) -> bool:
         """Return True if `conclude` needs no further query, so that the event loop can call it."""
-        if ending.remaining or ending.readied or ending.blocked:
+        if ending.remaining or ending.readied or ending.blocked or ending.limiters:
             return False
         if not all(map(is_runnable, claimed)):
             return False
@@ -118,10 +118,7 @@ class Exchange:
         claims replacements for jobs that lose the race for a lock or permit.
         """
         context = self.context
-        if ending.readied:
-            locks.notify_ready(connections[context.using], set(ending.readied))
-        if ending.blocked:
-            locks.promote_waiters_later(connections[context.using], ending.blocked)
+        make_waiters_ready(connections[context.using], ending)
         acked: Sequence[FaktoryError | bool] = []
         if self.acks:
             acked = acknowledgements.conclude(

@@ -62,17 +62,10 @@ def acquire_permits(
     refuses stays enqueued, and claims skip the queue. Do not deliver a job before this is committed. A set of jobs
     takes one transaction of a few statements.
     """
-    limited_jobs = [job for job in reservations if job.permits is not None]
+    limited_jobs = [job for job in reservations if job.permits == ""]
     if not limited_jobs:
         return list(reservations)
-    acquire_all = dialect_of(connections[using]).acquire_permits
-    # The dialect's single statement gives permits to all jobs or changes nothing; the slow path handles the second
-    # case.
-    permits = (
-        run(using, lambda connection: acquire_all(connection, limited_jobs, now), atomic=False) if acquire_all else {}
-    )
-    if not permits:
-        permits = run_with_limiters(lambda connection: _acquire_permits(connection, limited_jobs, now), using=using)
+    permits = run_with_limiters(lambda connection: _acquire_permits(connection, limited_jobs, now), using=using)
     return _with_permits(reservations, permits)
 
 
@@ -80,19 +73,17 @@ def acquire_permits_in(
     connection: BaseDatabaseWrapper, reservations: Sequence[Reservation], now: datetime | None
 ) -> list[Reservation]:
     """Give permits inside a transaction of `run_with_limiters`. A job that is blocked releases its lock."""
-    limited_jobs = [job for job in reservations if job.permits is not None]
+    limited_jobs = [job for job in reservations if job.permits == ""]
     if not limited_jobs:
         return list(reservations)
-    acquire_all = dialect_of(connection).acquire_permits
-    permits = acquire_all(connection, limited_jobs, now) if acquire_all else {}
-    return _with_permits(reservations, permits or _acquire_permits(connection, limited_jobs, now))
+    return _with_permits(reservations, _acquire_permits(connection, limited_jobs, now))
 
 
 def _with_permits(reservations: Sequence[Reservation], permits: Mapping[str, str | None]) -> list[Reservation]:
     return [
-        job if job.permits is None else msgspec.structs.replace(job, permits=permits[job.jid])
+        job if job.permits != "" else msgspec.structs.replace(job, permits=permits[job.jid])
         for job in reservations
-        if job.permits is None or job.jid in permits
+        if job.permits != "" or job.jid in permits
     ]
 
 

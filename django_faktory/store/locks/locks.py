@@ -14,7 +14,6 @@ from functools import partial
 from typing import Any, NamedTuple
 
 import msgspec
-from django.db import connections
 from django.db.backends.base.base import BaseDatabaseWrapper
 from django.db.models import Case, DateTimeField, Exists, ExpressionWrapper, F, OuterRef, Q, Value, When
 from django.db.models.functions import Now
@@ -66,10 +65,7 @@ def acquire_locks(
 
     The other jobs become blocked, as if they had not been claimed. Do not deliver a job before its lock is committed.
     """
-    is_one_statement = dialect_of(connections[using]).acquire_locks is not None
-    tokens = run(
-        using, lambda connection: acquire_locks_in(connection, reservations, lease_s, now), atomic=not is_one_statement
-    )
+    tokens = run(using, lambda connection: acquire_locks_in(connection, reservations, lease_s, now))
     # The holder may have released the key before these jobs were committed as blocked, without seeing them.
     promote_waiters({job.lock_key for job in reservations if job.lock_key and job.jid not in tokens}, using=using)
     return [msgspec.structs.replace(job, lock_token=tokens[job.jid]) for job in reservations if job.jid in tokens]
@@ -84,13 +80,6 @@ def acquire_locks_in(
     """
     # The sort is stable: the first job of a key by priority stays its first, and receives the lock.
     reservations = sorted(reservations, key=lambda job: job.lock_key or "")
-    acquire = dialect_of(connection).acquire_locks or _acquire_locks
-    return acquire(connection, reservations, lease_s, now)
-
-
-def _acquire_locks(
-    connection: BaseDatabaseWrapper, reservations: Sequence[Reservation], lease_s: float, now: datetime | None
-) -> dict[str, int]:
     rows = Job.objects.using(connection.alias).filter(jid__in=[job.jid for job in reservations])
     rows = rows.order_by("id").select_for_update()
     # Rows are compared with the claims after they are locked: a job can be taken from its worker between the claim and
@@ -126,6 +115,8 @@ def _insert_locks(
     connection: BaseDatabaseWrapper, job_by_key: dict[str, Reservation], now: datetime, lease: timedelta
 ) -> dict[str, int]:
     """Insert lock rows in key order; return jid → token of the jobs that own their row."""
+    with connection.cursor() as cursor:
+        dialect_of(connection).reserve_keys(cursor, sorted(job_by_key))
     locks = JobLock.objects.using(connection.alias).filter(key__in=job_by_key)
     # An expired lock has no effect, even if maintenance has not marked it as lapsed yet (ADR 0015).
     locks.filter(expires_at__lte=now).delete()

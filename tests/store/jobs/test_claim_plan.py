@@ -7,9 +7,8 @@ from django.db import connection, transaction
 
 from django_faktory.models import Job
 from django_faktory.store.dialects.postgresql.failures import FAILING, SAVE
-from django_faktory.store.dialects.postgresql.jobs import CLAIM
-from django_faktory.store.dialects.postgresql.locks import END_LOCKED, NEXT, NEXT_OF_FREED, READY, TAKE
-from django_faktory.store.dialects.postgresql.prefetch import CONFIRM, EXTEND
+from django_faktory.store.dialects.postgresql.locks import READY
+from django_faktory.store.dialects.postgresql.reservations import CONFIRM, EXTEND
 from tests.factories import JobFactory
 
 pytestmark = [
@@ -36,15 +35,6 @@ def plan(statement, values):
     return (json.loads(explanation) if isinstance(explanation, str) else explanation)[0]["Plan"]
 
 
-def test_a_claim_reads_only_its_own_rows_despite_a_large_backlog():
-    Job.objects.bulk_create(JobFactory.many(3000, queue="other"), batch_size=1000)
-    assert set(scans(plan(CLAIM, "'{default}', '{1}', 'w', 1, NULL, 1, NULL, 60"))) == {
-        ("ModifyTable", None),
-        ("Index Scan", "faktory_ready"),
-        ("Index Scan", "django_faktory_job_pkey"),
-    }
-
-
 def kinds_of_scans(statements):
     """Return the kinds of scans of the job table in the plans of these statements, by their names."""
     return {
@@ -67,10 +57,6 @@ def test_failure_statements_do_not_scan_the_job_table():
 
 
 LOCKING = {
-    "take": (TAKE, "'[]', 35, NULL"),
-    "end": (END_LOCKED, "NULL, '[]', 0"),
-    "next of freed": (NEXT_OF_FREED, "TRUE"),
-    "next": (NEXT, "'{hot}'"),
     "ready": (READY, "'{hot}'"),
 }
 

@@ -59,15 +59,18 @@ def test_a_job_killed_by_its_third_loss_releases_its_permit(node):
 
 def test_maintenance_requeues_a_claimed_job_that_acquired_no_permits(node, caplog):
     limit("task", "noop", 1)
+    node.push("z")
+    assert node.fetch() == ["z"]
     node.push(*"ab")
     dialect_of(connection).claim(connection, ClaimPlan([ClaimSlot("default", "w1", 1)], 1), None)
     node.broker.hello(WorkerIdentity(wid="w1"))
-    assert (states("a"), in_use("noop")) == (["working"], 0)
+    assert (states("a"), in_use("noop")) == (["working"], 1)
     Job.objects.update(started_at=F("started_at") - timedelta(minutes=1))
     with caplog.at_level(logging.WARNING):
         Maintenance("default").run_once()
     assert "got no lock or no permits" in caplog.text
     assert states("a") == ["enqueued"]
+    node.ack("z")
     assert node.fetch(5) == ["a"]
 
 

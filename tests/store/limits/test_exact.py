@@ -189,7 +189,8 @@ def test_reclaiming_a_lost_worker_before_it_acquires_releases_permits_once(node)
     claimed = claim(node)
     assert failures.reclaim_lost(["w1"], using="default") == 2
     assert in_use("noop") == 0
-    assert acquire(claimed) == []
+    # On PostgreSQL the claim itself has acquired what it could.
+    assert acquire([job for job in claimed if job.permits == ""]) == []
     assert in_use("noop") == 0
     counts_are_true()
 

@@ -8,7 +8,6 @@ from django.test.utils import CaptureQueriesContext
 
 from django_faktory.core.payloads import Ack
 from django_faktory.models import Job, Limiter
-from django_faktory.store.dialects.postgresql.dialect import POSTGRESQL
 from django_faktory.store.limits import limiters
 from django_faktory.store.maintenance import pending_work
 from tests.factories import T0
@@ -145,17 +144,3 @@ def test_a_limit_of_concurrency_and_rate_enforces_both(node, at):
     node.ack("a", "b")
     assert len(node.fetch(7)) == 2
     assert states("e") == ["blocked"]
-
-
-@pytest.mark.skipif(connection.vendor != "postgresql", reason="about a statement of PostgreSQL")
-@pytest.mark.parametrize(("value", "has_permits"), [("1000/s", False), (5, True)])
-def test_acks_look_for_permits_only_after_a_claim_acquired_some(node, monkeypatch, value, has_permits):
-    monkeypatch.setattr(POSTGRESQL, "_permits_seen_at", float("-inf"))
-    limit("task", "noop", value)
-    node.push("a")
-    node.fetch()
-    with CaptureQueriesContext(connection) as captured:
-        node.ack("a")
-    is_sent = any("end_with_permits" in query["sql"] or "btrim(permits" in query["sql"] for query in captured)
-    assert is_sent is has_permits
-    assert states("a") == ["gone"]

@@ -13,6 +13,7 @@ from django_faktory.core.limits import Allowance
 from django_faktory.core.payloads import Ack, FetchRequest, WorkerIdentity
 from django_faktory.errors import BrokerUnavailable
 from django_faktory.models import Counter, Job, JobLock, WorkerProcess
+from django_faktory.store.dialects import dialect_of
 from django_faktory.store.dialects.postgresql.lock_handoff import LockHandoff
 from django_faktory.store.jobs import exchanges
 from django_faktory.store.limits import definitions
@@ -39,17 +40,10 @@ def hand_over(node, job, *queues, wid="w1", count=1):
 
 @pytest.fixture(params=["the usual way", "the fast way"] if connection.vendor == "postgresql" else ["the usual way"])
 def one(node, request, monkeypatch):
-    """A node that has just seen jobs with locks end, so that it expects more of them.
-
-    With the parameter "the fast way" it tries `LockHandoff` for each of them.
-    """
+    """A node. With the parameter "the fast way" it tries `LockHandoff` for each job."""
     if request.param == "the fast way":
         monkeypatch.setattr(LockHandoff, "expects", lambda *_: True)
-    one = node()
-    one.push("Z", "Z1")
-    hand_over(one, one.reserve())
-    one.ack("Z1")
-    return one
+    return node()
 
 
 def chain(one):
@@ -218,20 +212,6 @@ def test_a_job_claimed_by_a_handoff_is_stored_like_any_other_claim(one):
     assert row.claim is not None
 
 
-@on_postgresql
-def test_a_chain_of_handoffs_takes_one_statement_per_job(node):
-    one = node()
-    job = chain(one)
-    with CaptureQueriesContext(connection) as sent:
-        [job] = hand_over(one, job)
-    assert job.jid == jid("A3")
-    # A connection that was used before, as one of a pool, may have prepared it, or prepare it now.
-    [statement] = [query["sql"] for query in sent if "PREPARE" not in query["sql"]]
-    assert "heir AS" in statement or (statement.startswith("EXECUTE faktory_hand_off_lock") and ";" not in statement)
-    assert [job.jid for job in hand_over(one, job)] == [jid("A4")]
-    assert holders() == [jid("A4")]
-
-
 def test_other_requests_of_the_exchange_get_the_remaining_jobs(one):
     one.push("A", "A1", "A2")
     holder = one.reserve()
@@ -278,6 +258,8 @@ def test_a_fetch_of_several_jobs_gets_one_of_the_key_and_others(one):
 
 @on_postgresql
 def test_a_handoff_is_one_message_on_postgresql(one):
+    if not dialect_of(connection).can_join(connection):
+        pytest.skip("psycopg2 sends each call as a message")
     one.push("A", "A1")
     first = one.reserve()
     sent = []

@@ -6,28 +6,23 @@
 from __future__ import annotations
 
 import time
-from collections import Counter
 from collections.abc import Callable, Collection, Sequence
 from datetime import date, datetime
-from typing import Any
 
-import msgspec
-from django.db import DataError
+from django.db import DatabaseError
 from django.db.backends.base.base import BaseDatabaseWrapper
 from django.db.backends.utils import CursorWrapper
 
 from ....core.payloads import Ack, Delivery, Reservation
 from ....errors import ReservationLost
+from ...database_errors import error_code
 from ..base import (
     LIMIT,
     AckResult,
     ClaimPlan,
     Dialect,
-    Ended,
-    EndedRun,
     FailureColumns,
     HandoffResult,
-    LastAckResult,
     LockedRows,
     LoopSession,
     OrderedJobs,
@@ -35,29 +30,17 @@ from ..base import (
     Tally,
 )
 from ..idle_sessions import is_readable
+from .calls import call
 from .failures import READ, lock_failed_calls, save_calls
-from .jobs import (
-    ADD_TO_COUNTERS,
-    CLAIM,
-    CLAIM_ALONE,
-    COUNT_CLAIMABLE,
-    MARK_SUCCEEDED,
-    NOT_HELD,
-    claim_calls,
-    end_call,
-    end_last_call,
-)
-from .limits import ACQUIRE_PERMITS, ACQUIRE_PERMITS_ALONE, END_WITH_PERMITS
+from .jobs import ADD_TO_COUNTERS, COUNT_CLAIMABLE, MARK_SUCCEEDED, NOT_HELD, claim_calls, end_call, read_ends
 from .lock_handoff import LockHandoff
-from .locks import END_LOCKED, HAND_OFF_MARKED, NEXT, NEXT_OF_FREED, NEXT_OF_MARKED, READY, TAKE
+from .locks import READY
 from .pipeline import Rows
 from .pooler import is_pooled
-from .prefetch import confirm, extend, prefetch_call
 from .prepared import Call, PreparedSession, can_join, execute, execute_and_commit, execute_on, keeps_session
 from .push import lock_call, push_call, read_result
-from .rows import prefetched_reservations, reservations, with_tokens
-
-_json = msgspec.json.Encoder()
+from .reservations import confirm, extend
+from .rows import reservations
 
 CLAIMED_WITHIN_S = 2.0
 """Limit in seconds of the wait for claims that may not have seen a new limit.
@@ -72,9 +55,7 @@ SELECT virtualtransaction FROM pg_locks
 WHERE locktype = 'relation' AND relation = %s::regclass AND granted AND pid <> pg_backend_pid()
   AND database = (SELECT oid FROM pg_database WHERE datname = current_database())"""
 
-LOCKS_IN_USE_S = 10.0
-"""Seconds for which exchanges include the statements for jobs with locks, after this process has seen such a job."""
-
+_RESERVE_KEYS = "SELECT pg_advisory_xact_lock(hashtextextended(key, 0)) FROM unnest(%s::text[]) AS key"
 
 # A negative limit means none; superusers have only that of the server.
 _FREE_CONNECTIONS = """
@@ -131,10 +112,8 @@ class PostgresqlDialect(Dialect):
         execute_on(connection, [lock_call(jobs, now)])
 
     def claim(self, connection: BaseDatabaseWrapper, plan: ClaimPlan, now: datetime | None) -> list[Reservation]:
-        """Reserve jobs, with one statement for each wid of the plan."""
-        # CLAIM_ALONE turns off `synchronous_commit` for its whole transaction, which must not be the caller's.
-        claim = CLAIM if connection.in_atomic_block else CLAIM_ALONE
-        return reservations(execute_on(connection, claim_calls(claim, plan, now)))
+        """Reserve jobs, with one call for each wid of the plan, in one message."""
+        return reservations(execute_on(connection, claim_calls(plan, now, is_lazy=_is_own(connection))))
 
     def exchange(
         self,
@@ -162,36 +141,24 @@ class PostgresqlDialect(Dialect):
         plan: ClaimPlan,
         now: datetime | None,
     ) -> tuple[list[Call], Callable[[list[Rows]], tuple[AckResult, list[Reservation]]]]:
-        """Return the statements of an exchange, and the function that reads their rows."""
-        calls = self._end_calls(connection, acks, now, [job.jid for _, job in jobs]) if acks else []
-        end_count = len(calls)
-        # Ends before inserts: END has locked the rows that these jobs replace, in one order with its own (ADR 0030).
+        """Return the calls of an exchange, and the function that reads their rows."""
+        # Ends before inserts: they have locked the rows that these jobs replace, in one order with theirs (ADR 0030).
+        calls = [end_call(connection, acks, now, [job.jid for _, job in jobs])] if acks else []
         calls += [push_call(jobs, now, may_exist=True)] if jobs else []
-        # Acks and pushes must be on disk when they are answered; CLAIM_ALONE does not wait for the disk (ADR 0006).
+        # Acks and pushes must be on disk when they are answered (ADR 0006).
         claims_from = len(calls)
-        if plan.slots:
-            calls += claim_calls(CLAIM if calls or connection.in_atomic_block else CLAIM_ALONE, plan, now)
-        has_handoff = bool(plan.slots) and end_count > 0 and calls[end_count - 1][0] is NEXT_OF_FREED
-        # Replaces the last statement of `_end_calls`: the marked lock rows must survive until HAND_OFF_MARKED.
-        if has_handoff:
-            calls[end_count - 1] = (NEXT_OF_MARKED, [True])
-            calls.append((HAND_OFF_MARKED, [True, plan.lease_s, now]))
-        # After the claims: the buffer gets jobs behind those of the requests in the order of the queue (ADR 0022).
-        if plan.prefetch_slots:
-            calls.append(prefetch_call(plan, now))
+        if plan.slots or plan.prefetch_slots:
+            calls += claim_calls(plan, now, is_lazy=not calls and _is_own(connection))
 
         def read(results: list[Rows]) -> tuple[AckResult, list[Reservation]]:
-            # Rows are popped in reverse order of the statements above.
-            prefetched = prefetched_reservations(results.pop()) if plan.prefetch_slots else []
-            next_holders = results.pop() if has_handoff else []
-            if next_holders:
-                # Another job of its key is likely to follow such a job: try `hand_off_lock` at its end (ADR 0020).
-                self._lock_handoff.remember(jid for jid, _, _ in next_holders)
-            ending = self._build_ack_result(results[:end_count], next_holders) if acks else AckResult({}, set())
-            if jobs and results[end_count]:
-                ending = ending._replace(blocked={*ending.blocked, *read_result(results[end_count]).blocked})
-            claimed = reservations(results[claims_from:]) if plan.slots else []
-            return ending, (with_tokens(claimed, next_holders) if next_holders else claimed) + prefetched
+            claimed = reservations(results[claims_from:]) if len(calls) > claims_from else []
+            ending = read_ends(results[0], claimed) if acks else AckResult({}, set())
+            if ending.handed:
+                # Another job of its key is likely to follow such a job: try `hand_off_lock` at its end.
+                self._lock_handoff.remember(ending.handed)
+            if jobs and results[claims_from - 1]:
+                ending = ending._replace(blocked={*ending.blocked, *read_result(results[claims_from - 1]).blocked})
+            return ending, claimed
 
         return calls, read
 
@@ -212,13 +179,13 @@ class PostgresqlDialect(Dialect):
     def hand_off_lock(
         self, connection: BaseDatabaseWrapper, ack: Ack, plan: ClaimPlan, now: datetime | None
     ) -> HandoffResult | None:
-        # Whatever the statement does, this process has jobs with locks: the slow path must expect them.
-        self._locks_seen_at = time.monotonic()
         return self._lock_handoff.run(connection, ack, plan, now)
 
     def expects_lock_handoff(self, jid: str) -> bool:
         """Return whether this job received its lock from an ended job, and `hand_off_lock` was not tried for it."""
         return self._lock_handoff.expects(jid)
+
+    _lock_handoff = LockHandoff()
 
     has_lock_wait = True
 
@@ -283,104 +250,22 @@ class PostgresqlDialect(Dialect):
     def end(
         self, connection: BaseDatabaseWrapper, acks: Sequence[Ack], now: datetime | None, pushed: Sequence[str] = ()
     ) -> AckResult:
-        return self._build_ack_result(execute_on(connection, self._end_calls(connection, acks, now, pushed)))
+        [rows] = execute_on(connection, [end_call(connection, acks, now, pushed)])
+        return read_ends(rows, ())
 
-    def end_last(self, connection: BaseDatabaseWrapper, ack: Ack, now: datetime | None) -> LastAckResult | None:
+    def end_last(self, connection: BaseDatabaseWrapper, ack: Ack, now: datetime | None) -> AckResult | None:
         """End a job and commit in one message.
 
-        A job that its worker no longer holds makes the statement fail on purpose, so that the COMMIT behind it has no
-        effect.
+        A job that its worker no longer holds makes the function fail, so that the COMMIT behind it has no effect.
         """
         # Django finds no open transaction at its own commit, and does nothing (ADR 0007).
         try:
-            results = execute_and_commit(connection, [end_last_call(connection, ack, now)])
-        except DataError as error:
-            # A failed cast raises DataError; the text distinguishes it from other invalid data.
-            if NOT_HELD in str(error):
+            results = execute_and_commit(connection, [end_call(connection, [ack], now, is_last=True)])
+        except DatabaseError as error:
+            if error_code(error) == NOT_HELD:
                 raise ReservationLost from error
             raise
-        if not results:
-            return None
-        [[(_, ended_at, permits)]] = results
-        return LastAckResult(ended_at, permits)
-
-    _lock_handoff = LockHandoff()
-    # Threads write these without a mutex: each writes the present time, so the order does not matter.
-    _locks_seen_at = float("-inf")
-    _permits_seen_at = float("-inf")
-
-    def _end_calls(
-        self, connection: BaseDatabaseWrapper, acks: Sequence[Ack], now: datetime | None, pushed: Sequence[str]
-    ) -> list[Call]:
-        """Return the statements that end jobs.
-
-        Statements for holders of locks and permits are included while such jobs have been seen here in the last
-        LOCKS_IN_USE_S.
-        """
-        [_, values] = call = end_call(connection, acks, now, pushed)
-        recently = time.monotonic() - LOCKS_IN_USE_S
-        # The statements below mark lock rows for each other, which works within one transaction only.
-        if not can_join(connection):
-            return [call]
-        calls = [call]
-        # Locks before limiters, and jobs that wait for a lock last: the order of locks (ADR 0024).
-        is_locking = self._locks_seen_at > recently
-        if is_locking:
-            calls.append((END_LOCKED, values[:3]))
-        if self._permits_seen_at > recently:
-            calls.append((END_WITH_PERMITS, values[:3]))
-        if is_locking:
-            calls.append((NEXT_OF_FREED, [True]))
-        return calls
-
-    def _build_ack_result(self, results: Sequence[Rows], next_holders: Sequence[tuple[Any, ...]] = ()) -> AckResult:
-        """Build the result of `_end_calls`.
-
-        A job that already received its lock in this transaction (`next_holders`) needs no notification of its queue.
-        """
-        end_rows, *other_results = results
-        ended: Ended = {}
-        remaining: set[str] = set()
-        for jid, wid, attempt, queue, jobtype, ended_at, started_at, needs_more in end_rows:
-            if needs_more:
-                remaining.add(jid)
-            else:
-                ended[jid] = EndedRun(wid, attempt, queue, jobtype, (ended_at - started_at).total_seconds())
-        # Some of these jobs probably hold locks: from now on, end such jobs in the same message.
-        if remaining:
-            self._locks_seen_at = time.monotonic()
-        if not other_results:
-            return AckResult(ended, remaining)
-        readied = Counter[str]()
-        skipped: set[str] = set()
-        for rows in other_results:  # two columns: readied queues and skipped keys; else ends of holders
-            if rows and len(rows[0]) == 2:
-                readied = Counter(queue for queue, key in rows if key is None)
-                # A Counter, because a queue may have become ready twice, and only one of these jobs been claimed.
-                readied -= Counter(queue for _, _, queue in next_holders)
-                skipped = {key for _, key in rows if key is not None}
-            else:
-                ended |= {jid: _to_ended_run(row) for jid, *row in rows}
-        remaining -= ended.keys()
-        return AckResult(ended, remaining, set(readied), skipped)
-
-    def acquire_permits(
-        self, connection: BaseDatabaseWrapper, claimed: Sequence[Reservation], now: datetime | None
-    ) -> dict[str, str | None]:
-        records = [
-            {"jid": job.jid, "wid": job.wid, "attempt": job.attempt, "jobtype": job.jobtype, "queue": job.queue,
-             "key": job.limit_key}
-            for job in claimed
-        ]  # fmt: skip
-        with connection.cursor() as cursor:
-            # As for CLAIM_ALONE: `synchronous_commit` must not be turned off for the caller's transaction.
-            statement = ACQUIRE_PERMITS if connection.in_atomic_block else ACQUIRE_PERMITS_ALONE
-            [rows] = execute(cursor, [(statement, [str(_json.encode(records), "utf-8"), now])])
-        acquired: dict[str, str | None] = dict(rows)
-        # A limiter without `concurrency` only counts starts: its jobs hold nothing that their end must release.
-        if not acquired or any(acquired.values()):
-            self._permits_seen_at = time.monotonic()
-        return acquired
+        return read_ends(results[0], ()) if results else None
 
     def await_claims(self, connection: BaseDatabaseWrapper) -> None:
         """Wait until the transactions that hold a lock on the table of limits have ended, at most CLAIMED_WITHIN_S.
@@ -398,14 +283,11 @@ class PostgresqlDialect(Dialect):
             # Only claims of the first poll count: later ones already read the new limit.
             claims = readers if claims is None else claims & readers
 
-    def acquire_locks(
-        self, connection: BaseDatabaseWrapper, claimed: Sequence[Reservation], lease_s: float, now: datetime | None
-    ) -> dict[str, int]:
-        self._locks_seen_at = time.monotonic()
-        records = [{"key": job.lock_key, "jid": job.jid, "wid": job.wid, "attempt": job.attempt} for job in claimed]
-        with connection.cursor() as cursor:
-            [rows] = execute(cursor, [(TAKE, [str(_json.encode(records), "utf-8"), lease_s, now])])
-        return dict(rows)
+    def reserve_keys(self, cursor: CursorWrapper, keys: Sequence[str]) -> None:
+        """Wait for claims that insert lock rows of these keys; later ones leave them alone (`faktory_acquire_1`)."""
+        cursor.execute(
+            "SELECT pg_advisory_xact_lock(hashtextextended(key, 0)) FROM unnest(%s::text[]) AS key", [[*keys]]
+        )
 
     def find_ready(self, cursor: CursorWrapper, keys: Sequence[str]) -> Rows:
         """Return the ready jobs of these keys, at most 1,000 of each."""
@@ -415,9 +297,8 @@ class PostgresqlDialect(Dialect):
     def make_next_ready(self, connection: BaseDatabaseWrapper, keys: Sequence[str]) -> tuple[set[str], set[str]]:
         if not keys:
             return set(), set()
-        with connection.cursor() as cursor:
-            [rows] = execute(cursor, [(NEXT, [list(keys)])])
-        return {queue for queue, key in rows if key is None}, {key for _, key in rows if key is not None}
+        rows = call(connection, "faktory_ready_next_1", [list(keys)])
+        return {name for kind, name, _ in rows if kind == "ready"}, {name for kind, name, _ in rows if kind == "key"}
 
     def mark_succeeded(self, cursor: CursorWrapper, ended: Sequence[tuple[int, Ack, int]], now: datetime) -> None:
         if ended:
@@ -447,9 +328,9 @@ class PostgresqlDialect(Dialect):
         execute(cursor, [(ADD_TO_COUNTERS, [day, slot, tally.processed, tally.failed, tally.late])])
 
 
-def _to_ended_run(row: Sequence[Any]) -> EndedRun:
-    wid, attempt, queue, jobtype, now, started_at = row
-    return EndedRun(wid, attempt, queue, jobtype, (now - started_at).total_seconds())
+def _is_own(connection: BaseDatabaseWrapper) -> bool:
+    """Return whether a message on this connection is a transaction of its own."""
+    return connection.autocommit and not connection.in_atomic_block
 
 
 POSTGRESQL = PostgresqlDialect()

@@ -1,7 +1,7 @@
-"""PostgreSQL's statements that claim jobs and end plain ones, and functions that return their calls.
+"""Calls of the stored functions that end and claim jobs, and what their rows mean (ADR 0043).
 
-A call is a statement with its values. A set is sent as one JSON parameter or as arrays, so that the statement's text
-does not depend on its size.
+A call is a function with its values. A set is sent as one JSON parameter or as arrays, so that the call's text does not
+depend on its size.
 """
 
 from __future__ import annotations
@@ -12,52 +12,15 @@ from datetime import datetime
 import msgspec
 from django.db.backends.base.base import BaseDatabaseWrapper
 
-from ....core.payloads import Ack
-from ..base import (
-    COUNTER,
-    JOB,
-    LIMITER,
-    WORKER,
-    ClaimPlan,
-    counter_slot,
-)
-from .ending import IS_HOLDER, REPORTS, count_processed, set_succeeded
-from .limits import IS_LIMITED, closed_queues
-from .prepared import Call, Statement, clock, unnest
-from .rows import RETURNED
+from ....core.payloads import Ack, Reservation
+from ..base import COUNTER, DELIVERY_LEASE_S, JOB, WORKER, AckResult, ClaimPlan, Ended, EndedRun, counter_slot
+from .calls import function
+from .limits import closed_queues
+from .pipeline import Rows
+from .prepared import Call, Statement, unnest
 
-_READY = f"""
-  SELECT id FROM {JOB} WHERE state = 'enqueued' AND queue = q.name
-    AND (expires_at IS NULL OR expires_at > COALESCE($5, STATEMENT_TIMESTAMP()))
-  ORDER BY sort_priority, enqueued_at, id LIMIT q.room FOR UPDATE SKIP LOCKED"""
-
-# Walks the queues in the given order and no further than the limit, so that exactly the claimed rows are locked. The
-# ids pass through an array, which is computed once. For a join the planner would estimate a tenth of the waiting jobs,
-# and read the whole table for each claim as soon as it knows that the table is large.
-_CLAIM = f"""
-UPDATE {JOB} AS j SET state = 'working', wid = $3, attempt = attempt + 1, started_at = now, run_at = NULL,
-  reserved_until = now + make_interval(secs => LEAST(GREATEST(reserve_for, $7), $8)), limiter = NULL, claim = $6,
-  permits = CASE WHEN {IS_LIMITED} THEN '' END,
-  unique_key = CASE WHEN unique_until_start AND lock_key IS NULL AND NOT {IS_LIMITED} THEN NULL ELSE unique_key END
-FROM {clock(5)} WHERE j.id = ANY (ARRAY(
-  SELECT ready.id FROM {unnest(1, 2)} AS q (name, room)
-  CROSS JOIN LATERAL ({_READY}) AS ready
-  WHERE q.name <> ALL ({closed_queues(5)})
-    AND NOT EXISTS (SELECT 1 FROM {WORKER} WHERE wid = $3 AND state <> 'running')
-    AND $alone
-  LIMIT (SELECT $4)))
-RETURNING array_position($1, j.queue::text), j.sort_priority, j.id, {RETURNED}"""
-
-_CLAIM_TYPES = ["text[]", "int[]", "text", "int", "timestamptz", "bigint", "double precision", "double precision"]
-CLAIM = Statement("claim", _CLAIM_TYPES, _CLAIM.replace("AND $alone", ""))
-
-# Alone in its transaction, a claim commits without waiting for the disk: if a crash of the database undoes it, the job
-# runs again, and any later acknowledgement flushes the claim to disk as well (ADR 0006).
-CLAIM_ALONE = Statement(
-    "claim_alone",
-    _CLAIM_TYPES,
-    _CLAIM.replace("AND $alone", "AND (SELECT set_config('synchronous_commit', 'off', TRUE)) IS NOT NULL"),
-)
+NOT_HELD = "FK001"
+"""SQLSTATE of `faktory_end_1` with `is_last`: a job is no longer held as it was."""
 
 COUNT_CLAIMABLE = Statement(
     "count_claimable",
@@ -71,82 +34,12 @@ SELECT q.name, (SELECT COUNT(*) FROM (
 UNION ALL SELECT wid, 0, TRUE FROM {WORKER} WHERE wid = ANY ($3) AND state <> 'running'""",
 )
 
-# Rows are found by jid alone, and their state is checked once they are locked. With the state in the lookup, the
-# planner takes the partial index of working jobs, does not count its dead entries, and walks over every job of the last
-# minute. A prefetched job may get its wid in between (ADR 0022), and any job may get permits from a new limit: only the
-# locked row counts. All rows are locked by id first, including rows that later statements of the same message end, and
-# rows with a jid that a later statement inserts: $5 (ADR 0024).
-END = Statement(
-    "end",
-    ["timestamptz", "json", "bigint", "int", "text[]"],
-    f"""
-WITH clock AS (SELECT COALESCE($1, STATEMENT_TIMESTAMP()) AS now),
-asked AS MATERIALIZED (SELECT jid, wid, attempt, result FROM {REPORTS}),
-locked AS MATERIALIZED (
-  SELECT id, jid, wid, attempt, result_ttl, state, queue, jobtype, started_at,
-    bid IS NOT NULL OR callback_of IS NOT NULL OR lock_token IS NOT NULL OR permits IS NOT NULL AS needs_more
-  FROM {JOB} WHERE jid = ANY (ARRAY(SELECT jid FROM asked) || (SELECT $5))
-  ORDER BY id FOR UPDATE),
-held AS MATERIALIZED (
-  SELECT DISTINCT ON (j.id) j.id, j.jid, j.wid, j.attempt, j.result_ttl, j.queue, j.jobtype, j.started_at, j.needs_more,
-    r.result
-  FROM asked AS r JOIN locked AS j USING (jid)
-  WHERE {IS_HOLDER}),
-gone AS (
-  DELETE FROM {JOB} WHERE id = ANY (ARRAY(SELECT id FROM held WHERE result_ttl IS NULL AND NOT needs_more))),
-kept AS (
-  UPDATE {JOB} AS j SET {set_succeeded("held.result")}
-  FROM held, clock WHERE j.id = held.id AND held.result_ttl IS NOT NULL AND NOT held.needs_more),
-counted AS (
-  {count_processed(3, "(SELECT COUNT(*) FROM held WHERE NOT needs_more)", late="$4 - (SELECT COUNT(*) FROM held)")})
-SELECT jid, wid, attempt, queue, jobtype, CASE WHEN NOT needs_more THEN now END, started_at, needs_more
-FROM held, clock""",
-)
-
-NOT_HELD = "the job is no longer held as it was: nothing of its task may be committed"
-"""Error text with which `END_LAST` fails; it also appears in the server's log."""
-
-# Ends one job, with the transaction's COMMIT behind it in the same message. If the job was not ended, the COMMIT must
-# not take effect, so the statement must fail: it casts NOT_HELD to a number, which is an error that contains this text.
-# The cast happens after the outcome is known. A limit set while the job ran may have given it permits: they are
-# released here, and the caller checks their limiters.
-END_LAST = Statement(
-    "end_last",
-    ["timestamptz", "text", "text", "int", "text", "bigint"],
-    f"""
-WITH clock AS (SELECT COALESCE($1, STATEMENT_TIMESTAMP()) AS now),
-held AS MATERIALIZED (
-  SELECT id, result_ttl, permits FROM {JOB}
-  WHERE jid = $2 AND state = (SELECT 'working')
-    AND ($3 = '' OR wid = '' OR wid = $3) AND ($4 IS NULL OR attempt = $4)
-    AND bid IS NULL AND callback_of IS NULL AND lock_token IS NULL
-  FOR UPDATE),
-gone AS (
-  DELETE FROM {JOB} AS j USING held WHERE j.id = held.id AND held.result_ttl IS NULL
-  RETURNING 1),
-kept AS (
-  UPDATE {JOB} AS j SET {set_succeeded("$5")}
-  FROM held, clock WHERE j.id = held.id AND held.result_ttl IS NOT NULL
-  RETURNING 1),
-limiters AS MATERIALIZED (
-  SELECT id FROM {LIMITER} WHERE id = ANY (ARRAY(
-    SELECT unnest(string_to_array(btrim(permits, ','), ','))::bigint FROM held WHERE permits <> ''))
-  ORDER BY id FOR UPDATE),
-freed AS (
-  UPDATE {LIMITER} SET in_use = GREATEST(in_use - 1, 0) WHERE id = ANY (ARRAY(SELECT id FROM limiters)) RETURNING 1),
-counted AS (
-  {count_processed(6, "1", source="clock WHERE (SELECT COUNT(*) FROM freed) >= 0")})
-SELECT (CASE WHEN EXISTS (SELECT FROM gone) OR EXISTS (SELECT FROM kept) THEN '1' ELSE '{NOT_HELD}' END)::int, now,
-  (SELECT permits FROM held)
-FROM clock""",
-    ages=True,
-)
-
 MARK_SUCCEEDED = Statement(
     "keep",
     ["bigint[]", "text[]", "timestamptz"],
     f"""
-UPDATE {JOB} AS j SET {set_succeeded("r.result", now="$3")}
+UPDATE {JOB} AS j SET state = 'succeeded', reserved_until = NULL, unique_key = NULL, lock_token = NULL, permits = NULL,
+  result = r.result, finished_at = $3, purge_at = $3 + make_interval(secs => j.result_ttl)
 FROM {unnest(1, 2)} AS r (id, result) WHERE j.id = r.id""",
     gives_rows=False,
 )
@@ -165,20 +58,29 @@ ON CONFLICT (day, slot) DO UPDATE SET processed = c.processed + excluded.process
 _json = msgspec.json.Encoder()
 
 
-def end_call(connection: BaseDatabaseWrapper, acks: Sequence[Ack], now: datetime | None, pushed: Sequence[str]) -> Call:
-    """Return the call that ends plain jobs, and locks the rows with the jids in `pushed`."""
+def end_call(
+    connection: BaseDatabaseWrapper,
+    acks: Sequence[Ack],
+    now: datetime | None,
+    pushed: Sequence[str] = (),
+    *,
+    is_last: bool = False,
+) -> Call:
+    """Return the call that ends jobs, and locks the rows with the jids in `pushed`."""
     # Without the log lines, which are stored before: they may have characters that the database refuses.
     reports = [msgspec.structs.replace(ack, log=()) if ack.log else ack for ack in acks]
-    return END, [now, str(_json.encode(reports), "utf-8"), counter_slot(connection), len(acks), list(pushed)]
+    slot = counter_slot(connection)
+    return function("faktory_end_1"), [
+        str(_json.encode(reports), "utf-8"), len(acks), list(pushed), slot, now, is_last
+    ]  # fmt: skip
 
 
-def end_last_call(connection: BaseDatabaseWrapper, ack: Ack, now: datetime | None) -> Call:
-    """Return the call that ends one plain job before the COMMIT in the same message."""
-    return END_LAST, [now, ack.jid, ack.wid, ack.attempt, ack.result, counter_slot(connection)]
+def claim_calls(plan: ClaimPlan, now: datetime | None, *, is_lazy: bool) -> list[Call]:
+    """Return a claim for each wid of the plan, followed by the claims of its `next_plans`, then the prefetch.
 
-
-def claim_calls(claim: Statement, plan: ClaimPlan, now: datetime | None) -> list[Call]:
-    """Return a claim for each wid of the plan, followed by the claims of its `next_plans`."""
+    `is_lazy`: the claims are alone in their transaction, and need not be on disk.
+    """
+    claim = function("faktory_claim_1")
     calls: list[Call] = []
     for subplan in (plan, *plan.next_plans):
         by_wid: dict[str, tuple[list[str], list[int]]] = {}
@@ -186,7 +88,42 @@ def claim_calls(claim: Statement, plan: ClaimPlan, now: datetime | None) -> list
             queues, counts = by_wid.setdefault(slot.wid, ([], []))
             queues.append(slot.queue)
             counts.append(slot.count)
-        leases = [now, plan.mark, plan.at_least_s, plan.at_most_s]
+        leases = [plan.mark, plan.at_least_s, plan.at_most_s, plan.lease_s, now, is_lazy]
         for wid, (queues, counts) in by_wid.items():
             calls.append((claim, [queues, counts, wid, subplan.limit, *leases]))
+    # Last: the buffer gets jobs behind those of the requests in the order of the queue (ADR 0022).
+    if plan.prefetch_slots:
+        queues, counts = [slot.queue for slot in plan.prefetch_slots], [slot.count for slot in plan.prefetch_slots]
+        mark = None if plan.claim is None else -plan.claim
+        lease_s = DELIVERY_LEASE_S if plan.at_most_s is None else plan.at_most_s
+        values = [queues, counts, mark, lease_s, list(plan.candidate_wids), now]
+        calls.append((function("faktory_prefetch_1"), values))
     return calls
+
+
+def read_ends(rows: Rows, claimed: Sequence[Reservation]) -> AckResult:
+    """Return what the rows of `faktory_end_1` mean, beside the jobs that the same transaction has claimed."""
+    ended: Ended = {}
+    members: set[str] = set()
+    readied: set[str] = set()
+    keys: set[str] = set()
+    limiters: set[int] = set()
+    handed: set[str] = set()
+    for kind, jid, wid, attempt, name, jobtype, started_at, ended_at in rows:
+        match kind:
+            case "ended":
+                ended[jid] = EndedRun(wid, attempt, name, jobtype, (ended_at - started_at).total_seconds())
+            case "member":
+                members.add(jid)
+            case "ready":
+                # A job that this transaction has claimed already needs no notification.
+                job = next((job for job in claimed if job.jid == jid), None)
+                if job is None:
+                    readied.add(name)
+                elif job.lock_token is not None:
+                    handed.add(jid)
+            case "key":
+                keys.add(name)
+            case "limiter":
+                limiters.add(int(name))
+    return AckResult(ended, members, readied, keys, limiters, handed)

@@ -222,7 +222,7 @@ def execute_and_commit(connection: BaseDatabaseWrapper, calls: Sequence[Call]) -
 
     Django's own commit after it finds no open transaction, and does nothing.
     """
-    if not Statement.works or not can_pipeline(connection) or not can_join(connection):
+    if not can_pipeline(connection) or not can_join(connection):
         return None
     # Without a plan that is recent enough, a cursor prepares the statements first, with messages of their own.
     named = _prepared_calls(connection, calls)

@@ -1,4 +1,4 @@
-"""Prefetch jobs for a server, and confirm and extend reservations, on PostgreSQL (ADR 0022, ADR 0026).
+"""Confirm and extend reservations on PostgreSQL (ADR 0022, ADR 0026).
 
 A prefetched job is working, and its claim number is negative until its delivery is confirmed.
 """
@@ -11,37 +11,8 @@ from datetime import datetime
 from django.db.backends.base.base import BaseDatabaseWrapper
 
 from ....core.payloads import Delivery
-from ..base import DELIVERY_LEASE_S, JOB, WORKER, ClaimPlan
-from .limits import IS_LIMITED, closed_queues
-from .prepared import Call, Statement, execute_on, unnest
-from .rows import RETURNED
-
-# Claims jobs as CLAIM does, but stops in each queue at the first job that must not wait in the prefetch buffer: a job
-# that would hold a lock, a permit or a key meanwhile, that expires before its lease ends, or that has a priority other
-# than 0, which would change the order.
-PREFETCH = Statement(
-    "prefetch",
-    ["text[]", "int[]", "timestamptz", "bigint", "double precision", "text[]"],
-    f"""
-UPDATE {JOB} AS j SET state = 'working', wid = '', attempt = attempt + 1, started_at = now, run_at = NULL,
-  reserved_until = now + make_interval(secs => $5), limiter = NULL, claim = -$4
-FROM (SELECT COALESCE($3, STATEMENT_TIMESTAMP()) AS now) AS clock WHERE j.id = ANY (ARRAY(
-  SELECT line.id FROM (
-    SELECT ready.id, bool_and(ready.is_plain) OVER (
-        PARTITION BY q.name ORDER BY ready.sort_priority, ready.enqueued_at, ready.id) AS goes
-    FROM {unnest(1, 2)} AS q (name, room)
-    CROSS JOIN LATERAL (
-      SELECT j.id, j.sort_priority, j.enqueued_at, j.sort_priority = 0 AND j.lock_key IS NULL AND (j.expires_at IS NULL
-            OR j.expires_at > COALESCE($3, STATEMENT_TIMESTAMP()) + make_interval(secs => $5))
-          AND NOT j.unique_until_start AND NOT {IS_LIMITED} AS is_plain
-      FROM {JOB} AS j WHERE j.state = 'enqueued' AND j.queue = q.name
-        AND (j.expires_at IS NULL OR j.expires_at > COALESCE($3, STATEMENT_TIMESTAMP()))
-      ORDER BY j.sort_priority, j.enqueued_at, j.id LIMIT q.room FOR UPDATE SKIP LOCKED) AS ready
-    WHERE q.name <> ALL ({closed_queues(3)})
-      AND NOT EXISTS (SELECT 1 FROM {WORKER} WHERE wid = ANY ($6) AND state <> 'running')) AS line
-  WHERE line.goes))
-RETURNING array_position($1, j.queue::text), j.sort_priority, j.id, {RETURNED}""",
-)
+from ..base import JOB
+from .prepared import Statement, execute_on, unnest
 
 # Rows are found by jid alone, see `jobs`. A transaction that has locked a row may be ending its job, so the
 # row is skipped and confirmed later.
@@ -87,15 +58,6 @@ WHERE j.id = mine.id AND j.jid = r.jid AND mine.wid = r.wid AND mine.attempt = r
   AND j.reserved_until IS NOT NULL""",
     gives_rows=False,
 )
-
-
-def prefetch_call(plan: ClaimPlan, now: datetime | None) -> Call:
-    """Return the call that prefetches jobs."""
-    return PREFETCH, [
-        [slot.queue for slot in plan.prefetch_slots], [slot.count for slot in plan.prefetch_slots], now, plan.claim,
-        DELIVERY_LEASE_S if plan.at_most_s is None else plan.at_most_s,
-        list(plan.candidate_wids),
-    ]  # fmt: skip
 
 
 def confirm(connection: BaseDatabaseWrapper, deliveries: Sequence[Delivery], now: datetime | None) -> set[str]:

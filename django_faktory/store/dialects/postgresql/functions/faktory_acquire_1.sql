@@ -1,0 +1,137 @@
+-- Acquire the locks and permits of jobs that this transaction has claimed, in the order of `ids`.
+--
+-- Never waits: a claim may follow ends and pushes in its transaction, and would wait against the order of locks (ADR 0024).
+-- A job that cannot have what it needs now keeps no token, and empty permits. The caller acquires what it lacks in a
+-- transaction of its own (`store.jobs.acquire`), which also decides which jobs are blocked. Rows: the jobs whose claimed row
+-- has changed, with their token and permits.
+CREATE OR REPLACE FUNCTION faktory_acquire_1 (
+  ids bigint[], lease_s float8, clock timestamptz
+)
+RETURNS TABLE (kind text, jid text, token bigint, permits text)
+LANGUAGE plpgsql AS $$
+#variable_conflict use_column
+DECLARE
+  job record;
+  has_siblings boolean := FALSE;
+  ends_unique boolean := FALSE;
+  is_limited boolean := FALSE;
+  lost bigint[];          -- jobs without a lock
+  keys text[];            -- keys that were locked
+  places int[];
+  limiters bigint[];
+  is_refused boolean := FALSE;
+  texts text[];
+BEGIN
+  -- By key: of several jobs of one key, the first gets the lock. The states are compared with a sub-select: with a literal, the
+  -- planner chooses the index of that state, and reads the ready jobs of all keys.
+  FOR job IN
+    SELECT j.*, l.id AS old_token, l.expires_at <= clock AS is_over,
+      j.lock_key IS NOT NULL AND (
+        SELECT s.id FROM django_faktory_job AS s WHERE s.lock_key = j.lock_key AND s.state = (SELECT 'enqueued') LIMIT 1
+      ) IS NOT NULL AS has_sibling,
+      -- An INSERT would wait for another transaction that inserts the same key: all of them take this advisory lock before.
+      j.lock_key IS NULL OR pg_try_advisory_xact_lock(hashtextextended(j.lock_key, 0)) AS is_mine
+    FROM unnest(ids) WITH ORDINALITY AS i (id, place)
+    CROSS JOIN LATERAL (
+      SELECT id, lock_key, lock_token, jid, attempt, wid, permits, unique_until_start FROM django_faktory_job
+      WHERE id = i.id OFFSET 0) AS j
+    LEFT JOIN LATERAL (
+      SELECT id, expires_at FROM django_faktory_joblock WHERE lock_key = j.lock_key OFFSET 0) AS l ON TRUE
+    ORDER BY j.lock_key, i.place
+  LOOP
+    is_limited := is_limited OR job.permits IS NOT NULL;
+    CONTINUE WHEN job.lock_key IS NULL;
+    IF job.is_mine AND job.is_over THEN
+      -- An expired lock is taken over with a new token, unless its worker is extending it.
+      DELETE FROM django_faktory_joblock WHERE id = (
+        SELECT id FROM django_faktory_joblock WHERE id = job.old_token AND expires_at <= clock FOR UPDATE SKIP LOCKED);
+      job.is_mine := FOUND;
+    ELSE
+      -- With a row it is held, or another transaction is releasing it.
+      job.is_mine := job.is_mine AND job.old_token IS NULL;
+    END IF;
+    IF job.is_mine THEN
+      INSERT INTO django_faktory_joblock (id, lock_key, jid, attempt, wid, lease, acquired_at, expires_at, is_lapsed)
+      VALUES (job.lock_token, job.lock_key, job.jid, job.attempt, job.wid, make_interval(secs => lease_s), clock,
+        clock + make_interval(secs => lease_s), FALSE)
+      ON CONFLICT DO NOTHING;
+    END IF;
+    IF job.is_mine AND FOUND THEN
+      keys := keys || job.lock_key::text;
+      has_siblings := has_siblings OR job.has_sibling;
+      ends_unique := ends_unique OR job.unique_until_start;
+    ELSE
+      lost := lost || job.id;
+    END IF;
+  END LOOP;
+
+  IF is_limited THEN
+    SELECT array_agg(i.place), array_agg(l.id), COALESCE(bool_or(l.id IS NULL), FALSE) INTO places, limiters, is_refused
+    FROM unnest(ids) WITH ORDINALITY AS i (id, place)
+    CROSS JOIN LATERAL (
+      SELECT jobtype, queue, limit_key FROM django_faktory_job WHERE id = i.id AND permits IS NOT NULL OFFSET 0) AS j
+    CROSS JOIN LATERAL (VALUES ('task', j.jobtype), ('queue', j.queue), ('key', j.limit_key)) AS n (scope, name)
+    LEFT JOIN LATERAL (SELECT id FROM django_faktory_limiter WHERE scope = n.scope AND name = n.name OFFSET 0) AS l ON TRUE
+    -- A key with a limit and without a limiter: Python creates it, and counts the jobs that run already.
+    WHERE i.id <> ALL (COALESCE(lost, '{}')) AND (l.id IS NOT NULL OR n.scope = 'key' AND EXISTS (
+      SELECT FROM django_faktory_limit WHERE scope = 'key' AND name IN (n.name, split_part(n.name, ':', 1))));
+
+    IF places IS NOT NULL AND NOT is_refused THEN
+      -- The usual case: all limiters have room for all of these jobs, and no job waits for them. Otherwise Python decides.
+      -- 0.4: the seconds whose tokens are saved (`core.limits.SAVED_S`).
+      WITH need AS MATERIALIZED (SELECT id, COUNT(*) AS jobs FROM unnest(limiters) AS n (id) GROUP BY id),
+      filled AS MATERIALIZED (
+        SELECT l.id, l.rate, need.jobs, l.is_paused OR l.opens_at IS NOT NULL OR l.in_use + need.jobs > l.concurrency AS is_full,
+          CASE WHEN l.rate IS NULL THEN l.tokens ELSE LEAST(
+            l.tokens + GREATEST(EXTRACT(EPOCH FROM clock - l.filled_at)::float8, 0) * l.rate / l.per,
+            GREATEST(COALESCE(l.burst, 1), l.tokens, CASE WHEN l.burst IS NULL THEN 0.4 * l.rate / l.per END)) END AS tokens
+        FROM need CROSS JOIN LATERAL (
+          SELECT id, concurrency, rate, per, burst, is_paused, in_use, tokens, filled_at, opens_at
+          FROM django_faktory_limiter WHERE id = need.id FOR UPDATE SKIP LOCKED OFFSET 0) AS l)
+      UPDATE django_faktory_limiter AS g SET in_use = g.in_use + CASE WHEN g.concurrency IS NULL THEN 0 ELSE filled.jobs END,
+        tokens = CASE WHEN g.rate IS NULL THEN g.tokens ELSE filled.tokens - filled.jobs END,
+        filled_at = GREATEST(g.filled_at, clock)
+      FROM filled WHERE g.id = filled.id AND (SELECT COUNT(*) FROM need) = (
+        SELECT COUNT(*) FROM filled WHERE is_full IS NOT TRUE AND (rate IS NULL OR tokens >= jobs));
+      is_refused := NOT FOUND;
+    END IF;
+    IF places IS NOT NULL THEN
+      texts := ARRAY(
+        SELECT CASE WHEN i.place = ANY (places) THEN CASE WHEN is_refused THEN '' ELSE (
+          SELECT ',' || string_agg(l.id::text, ',' ORDER BY l.id) || ','
+          FROM unnest(places, limiters) AS asked (place, id) JOIN django_faktory_limiter AS l USING (id)
+          WHERE asked.place = i.place AND l.concurrency IS NOT NULL) END END
+        FROM unnest(ids) WITH ORDINALITY AS i (id, place) ORDER BY i.place);
+    END IF;
+    IF is_refused THEN
+      -- No job keeps a lock while it waits for a permit.
+      lost := lost || ARRAY(SELECT ids[place] FROM unnest(places) AS p (place));
+      DELETE FROM django_faktory_joblock WHERE id = ANY (ARRAY(
+        SELECT j.lock_token FROM unnest(places) AS p (place) CROSS JOIN LATERAL (
+          SELECT lock_token FROM django_faktory_job WHERE id = ids[p.place] OFFSET 0) AS j));
+    END IF;
+    RETURN QUERY
+    UPDATE django_faktory_job AS j SET permits = texts[array_position(ids, j.id)],
+      unique_key = CASE WHEN j.unique_until_start THEN NULL ELSE j.unique_key END
+    WHERE j.id = ANY (ids) AND j.id <> ALL (COALESCE(lost, '{}')) AND texts[array_position(ids, j.id)] IS DISTINCT FROM ''
+      AND j.permits IS NOT NULL
+    RETURNING 'acquired', j.jid::text, j.lock_token, j.permits::text;
+  END IF;
+  IF lost IS NOT NULL THEN
+    RETURN QUERY
+    UPDATE django_faktory_job AS j SET lock_token = NULL WHERE j.id = ANY (lost)
+    RETURNING 'acquired', j.jid::text, j.lock_token, j.permits::text;
+  END IF;
+  IF ends_unique THEN
+    -- A key that ends at the start was kept until here.
+    UPDATE django_faktory_job SET unique_key = NULL
+    WHERE id = ANY (ids) AND unique_until_start AND unique_key IS NOT NULL AND lock_token IS NOT NULL AND permits IS NULL;
+  END IF;
+  IF has_siblings THEN
+    -- From now on the releases of these locks make the other jobs of their keys ready (ADR 0015).
+    UPDATE django_faktory_job SET state = 'blocked', limiter = NULL WHERE id = ANY (ARRAY(
+      SELECT sibling.id FROM unnest(keys) AS k (key) CROSS JOIN LATERAL (
+        SELECT j.id FROM django_faktory_job AS j WHERE j.lock_key = k.key COLLATE "C" AND j.state = (SELECT 'enqueued')
+        ORDER BY j.queue, j.sort_priority, j.enqueued_at, j.id LIMIT 500 FOR UPDATE SKIP LOCKED) AS sibling));
+  END IF;
+END $$;

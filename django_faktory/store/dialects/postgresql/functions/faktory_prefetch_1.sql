@@ -1,0 +1,47 @@
+-- Prefetch jobs for later FETCHes of a server: they are claimed without a worker (ADR 0022). No row is waited for.
+--
+-- Takes at most `rooms` jobs of each of the `queues`; none if one of the `candidates`, who may get them, must get no jobs.
+-- Stops in each queue at the first job that must not wait in the buffer: one that would hold a lock, a permit or a key
+-- meanwhile, that expires before its lease ends, or whose priority would change the order. Rows as of `faktory_claim_1`.
+CREATE OR REPLACE FUNCTION faktory_prefetch_1 (
+  queues text[], rooms int[], mark bigint, lease_s float8, candidates text[], moment timestamptz
+)
+RETURNS TABLE (
+  kind text, place int, sort_priority smallint, id bigint, jid text, queue text, payload text, wid text, attempt int, created_at timestamptz,
+  enqueued_at timestamptz, started_at timestamptz, failure text, history text, reserve_for int, result_ttl int,
+  jobtype text, lock_key text, limit_key text, permits text, is_batchless boolean, lock_token bigint
+)
+LANGUAGE plpgsql
+SET enable_seqscan = off SET jit = off SET plan_cache_mode = force_generic_plan AS $$
+#variable_conflict use_column
+DECLARE
+  clock timestamptz := COALESCE(moment, clock_timestamp());
+BEGIN
+  RETURN QUERY
+  UPDATE django_faktory_job AS j SET state = 'working', wid = '', attempt = j.attempt + 1, started_at = clock, run_at = NULL,
+    reserved_until = clock + make_interval(secs => lease_s), limiter = NULL, claim = mark
+  WHERE j.id = ANY (ARRAY(
+    SELECT line.id FROM (
+      SELECT ready.id, bool_and(ready.is_plain) OVER (
+          PARTITION BY slot.queue ORDER BY ready.sort_priority, ready.enqueued_at, ready.id) AS goes
+      FROM unnest(queues, rooms) AS slot (queue, room)
+      CROSS JOIN LATERAL (
+        SELECT id, sort_priority, enqueued_at, sort_priority = 0 AND lock_key IS NULL AND limit_key IS NULL
+            AND jobtype <> ALL (ARRAY(SELECT name::text FROM django_faktory_limit WHERE scope = 'task')) AND queue <> ALL (ARRAY(SELECT name::text FROM django_faktory_limit WHERE scope = 'queue')) AND NOT unique_until_start
+            AND (expires_at IS NULL OR expires_at > clock + make_interval(secs => lease_s)) AS is_plain
+        FROM django_faktory_job
+        WHERE state = 'enqueued' AND queue = slot.queue AND (expires_at IS NULL OR expires_at > clock)
+        ORDER BY sort_priority, enqueued_at, id LIMIT slot.room FOR UPDATE SKIP LOCKED) AS ready
+      WHERE slot.queue <> ALL (ARRAY(
+          SELECT name::text FROM django_faktory_queue WHERE paused_at IS NOT NULL
+          UNION ALL
+          SELECT name::text FROM django_faktory_limiter
+          WHERE scope = 'queue' AND (is_paused OR in_use >= concurrency OR opens_at > clock)))
+        AND NOT EXISTS (SELECT FROM django_faktory_workerprocess WHERE wid = ANY (candidates) AND state <> 'running')
+    ) AS line
+    WHERE line.goes))
+  RETURNING 'prefetched', array_position(queues, j.queue::text), j.sort_priority, j.id, j.jid::text, j.queue::text,
+    j.payload, j.wid::text, j.attempt, j.created_at, j.enqueued_at, j.started_at, j.failure, j.history, j.reserve_for,
+    j.result_ttl, j.jobtype::text, j.lock_key::text, j.limit_key::text, j.permits::text,
+    j.bid IS NULL AND j.callback_of IS NULL, NULL::bigint;
+END $$;
