@@ -32,10 +32,11 @@ class NaiveClient:
 
 
 class NaiveWorker:
-    """`work` takes bytes and returns text, or raises."""
+    """`work` takes bytes and returns text, or raises; if `drops` returns True, the worker dies with the popped job."""
 
-    def __init__(self, redis, fn, work):
-        self.redis, self.fn, self.work = redis, fn, work
+    def __init__(self, redis, fn, work, drops=lambda id: False):
+        self.redis, self.fn, self.work, self.drops = redis, fn, work, drops
+        self.dropped = []
         self._stopping = threading.Event()
         self._thread = threading.Thread(target=self.run, daemon=True)
 
@@ -70,6 +71,9 @@ class NaiveWorker:
         return item and int(item[1])
 
     def execute(self, id):
+        if self.drops(id):
+            self.dropped.append(id)
+            return
         fn = self.fn
         self.redis.publish(f"channel:{fn}", f"start:{id}")
         self.redis.execute_command("HMSET", f"job:{fn}:{id}", "status", "busy")

@@ -71,10 +71,18 @@ class TestMaking:
             client.run("f", "x", options=[OPT_ROLLCALL])
         assert redis.keys("*") == ([] if answer is None else [b"count:f"])
 
+    def test_w20_a_naive_worker_answers_the_roll_call(self, client, redis):
+        NaiveWorker(redis, "f", shout).start()
+        assert client.run("f", "x", options=[OPT_ROLLCALL]) == 1
+
     def test_w25_getting_an_unknown_job_raises_job_not_found(self, client, naive):
         assert naive.get("f", 9) == {}
         with pytest.raises(JobNotFound, match="f:9"):
             client.get("f", 9)
+
+    def test_w26_the_misprinted_command_hgetalll_does_not_exist(self, redis):
+        with pytest.raises(ResponseError, match="unknown command"):
+            redis.execute_command("HGETALLL", "job:f:1")
 
     def test_w27_a_lost_id_counter_does_not_overwrite_our_old_jobs(self, redis, naive, client):
         redis.hset("job:f:1", mapping={"status": "success", "output": "OLD"})
@@ -129,6 +137,12 @@ class TestTaking:
         assert taken == [b"high", b"high"]
         assert [redis.brpop(QUEUES, 1)[0] for _ in range(4)] == [b"queue:f:normal"] * 2 + [b"queue:f:low"] * 2
 
+    def test_w04_a_blocking_pop_of_empty_queues_times_out_with_no_job(self, redis, redis_worker):
+        begun = time.monotonic()
+        assert redis.brpop(QUEUES, 1) is None
+        assert time.monotonic() - begun >= 1.0
+        assert redis_worker.take(1) == []
+
     def test_w05_the_script_and_its_digest_match_the_specification(self, redis):
         assert lua.DUE == text.DUE
         assert len(lua.DUE) == 169
@@ -141,6 +155,13 @@ class TestTaking:
             redis.evalsha(lua.DUE_SHA1, 1, "queue:f:scheduled", 0)
         redis_worker.open()
         assert redis.evalsha(lua.DUE_SHA1, 1, "queue:f:scheduled", 0) is None
+
+    def test_w06_a_flushed_script_is_loaded_again_and_the_job_is_served(self, redis, client, work):
+        work(f=shout)
+        client.run("f", "one", options=[OPT_BLOCKING], timeout=10)
+        redis.script_flush()
+        made = client.run("f", "two", options=[OPT_BLOCKING], timeout=10)
+        assert client.get("f", made).output == b"TWO"
 
     def test_w06_finishing_many_jobs_survives_a_flushed_script(self, redis, naive, redis_worker):
         made = [naive.run("f", "x") for _ in range(3)]
@@ -172,6 +193,12 @@ class TestTaking:
         with pytest.raises(ValueError, match="scheduled: expected seconds"):
             client.run("f", "x", "scheduled", scheduled=-1)
         assert not redis.exists("uid:f")
+
+    def test_w10_an_invalid_time_is_rejected_and_our_worker_uses_server_time(self, redis, redis_worker, naive):
+        with pytest.raises(ResponseError, match="not a float"):
+            due(redis, "now")
+        naive.run("f", "x", "scheduled", scheduled=0)
+        assert len(redis_worker.take(1)) == 1
 
     def test_w11_a_due_scheduled_job_is_taken_before_high_priority(self, naive, redis_worker):
         naive.run("f", "high", "high")
@@ -263,6 +290,10 @@ class TestTaking:
         redis_worker = RedisWorker(redis, ["a", "b"], wid="w1")
         assert {job.fn for _ in range(2) for job in redis_worker.take(1)} == {"a", "b"}
 
+    def test_w35_fractional_times_become_due_and_infinite_ones_never(self, redis):
+        redis.zadd("queue:f:scheduled", {1: 1.5, 2: float("inf")})
+        assert [due(redis, now) for now in (1, 2, 9e18)] == [None, [b"queue:f:scheduled", b"1"], None]
+
 
 class TestEnding:
     """Cases W13 to W19, W21, W22, W28, W32, W36."""
@@ -288,12 +319,31 @@ class TestEnding:
         assert 8 < redis.ttl("lock:f:1") <= 10
         pubsub.close()
 
+    def test_w15_a_blocking_naive_client_receives_the_finish_message(self, naive, work, redis):
+        work(f=shout)
+        naive.run("f", "x", blocking=True, timeout=5)
+        assert naive.answer == (b"lock:f:1", b"OK")
+        assert not redis.exists("lock:f:1")
+
     def test_w16_a_late_waiter_hangs_if_naive_and_returns_if_ours(self, naive, redis, redis_worker, client):
         naive.run("f", "x")
         redis_worker.finish(redis_worker.take(1)[0], Status.SUCCESS, b"y")
         assert redis.brpop("lock:f:1", 1) == (b"lock:f:1", b"OK")
         assert redis.brpop("lock:f:1", 1) is None
         _wait(client, "f", 1, timeout_s=0)
+
+    def test_w17_one_message_releases_one_naive_waiter(self, redis, server):
+        answers = []
+        threads = [
+            threading.Thread(target=lambda: answers.append(server.client().brpop("lock:f:1", 1))) for _ in range(2)
+        ]
+        for thread in threads:
+            thread.start()
+        wait_until(lambda: len(redis.client_list()) and redis.info("clients")["blocked_clients"] == 2)
+        redis.lpush("lock:f:1", "OK")
+        for thread in threads:
+            thread.join()
+        assert answers.count(None) == 1
 
     def test_w18_finishing_a_job_releases_all_our_waiters_at_once(self, redis, naive, redis_worker, client):
         naive.run("f", "x")
@@ -361,6 +411,16 @@ class TestEnding:
         redis.delete("count:f")
         redis_worker.unregister()
         assert int(redis.get("count:f") or 0) == 0
+
+    def test_w28_an_event_from_another_database_does_not_change_a_job(self, server, client, redis):
+        client.run("f", "x")
+        server.client(db=1).publish("channel:f", "finish:1")
+        assert client.get("f", 1).status == Status.IDLE
+
+    def test_w32_a_run_publishes_create_start_and_finish_events_in_order(self, events, client, work):
+        work(f=shout)
+        client.run("f", "x", options=[OPT_BLOCKING], timeout=10)
+        assert events(3) == ["create:1", "start:1", "finish:1"]
 
     def test_w36_a_raised_exception_is_the_output_of_the_job(self, work, client, redis, events):
         def fail(_):
