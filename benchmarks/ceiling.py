@@ -40,9 +40,9 @@ class Turns:
 
     def calls(self):
         from django_faktory.core.payloads import Ack
-        from django_faktory.store.dialects.base import ClaimPlan, ClaimSlot
         from django_faktory.store.dialects.postgresql.jobs import CLAIM, claim_calls, end_call
         from django_faktory.store.dialects.postgresql.push import push_call
+        from django_faktory.store.dialects.values import ClaimPlan, ClaimSlot
         from django_faktory.store.jobs.pushes import order_jobs
 
         acks = [Ack(jid=jid, wid="ceiling") for jid in self.claimed]

@@ -41,7 +41,7 @@ from ..store import notifier, queues, workers
 from ..store.batches import batches
 from ..store.database_errors import ErrorKind, first_line, is_collision, kind_of, refused_data
 from ..store.dialects import dialect_of
-from ..store.dialects.base import EndedRun
+from ..store.dialects.values import EndedRun
 from ..store.jobs import (
     acknowledgements,
     async_exchange,

@@ -1,5 +1,6 @@
 """Databases that cannot store every value: narrow encodings, and a limit of 1 MB for one statement or value."""
 
+import os
 import sqlite3
 import tempfile
 from contextlib import contextmanager
@@ -27,7 +28,7 @@ NARROW = {"mysql": ["utf8mb3", "latin1", "packet"], "postgresql": ["LATIN1", "SQ
 @contextmanager
 def created(kind, suffix=""):
     """Create a database of this kind; yield its settings."""
-    name = f"test_faktory_{TAG}_{kind.lower()}{suffix}"
+    name = f"test_faktory_{TAG}_{os.environ.get('PYTEST_XDIST_WORKER', '')}_{kind.lower()}{suffix}"
     if connection.vendor == "sqlite":
         with tempfile.TemporaryDirectory() as folder:
             yield {"NAME": str(Path(folder) / "narrow.sqlite3")}

@@ -39,7 +39,9 @@ def test_a_set_of_jobs_is_stored_without_the_one_that_is_refused(narrow, guilty)
 
 
 def test_a_set_of_unique_jobs_is_stored_without_the_one_that_is_refused(narrow, guilty):
-    jobs = [payload(args=[guilty] if number == 5 else [number], custom={"unique_for": 60}) for number in range(12)]
+    # Arguments that are compared have at most 64 KiB: the rest of the large value is in `custom`.
+    jobs = [payload(args=[number], custom={"unique_for": 60}) for number in range(12)]
+    jobs[5] = payload(args=[guilty[:60_000]], custom={"unique_for": 60, "note": guilty[:1_030_000]})
     answers = OrmBroker("default").push(jobs)
     assert [type(answer) for answer in answers] == [
         InvalidPayload if number == 5 else type(None) for number in range(12)

@@ -24,7 +24,7 @@ from ...core.logs import get_logger
 from ...models import Batch, Job, JobQuerySet
 from .. import notifier
 from ..dialects import clock_of
-from ..dialects.base import RunningJob
+from ..dialects.values import RunningJob
 from ..jobs import unique_push
 from ..transactions import after_commit
 from . import membership

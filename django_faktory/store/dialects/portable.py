@@ -16,24 +16,9 @@ from msgspec.structs import astuple
 
 from ...core.payloads import Ack, Delivery, Reservation
 from ..chunks import chunks
-from .base import (
-    ALL_STORED,
-    COUNTER,
-    JOB,
-    LIMIT,
-    LIMITER,
-    QUEUE,
-    WORKER,
-    ClaimPlan,
-    ClaimSlot,
-    Dialect,
-    OrderedJobs,
-    PushResult,
-    Tally,
-    marks,
-    utc,
-)
+from .base import COUNTER, JOB, LIMIT, LIMITER, QUEUE, WORKER, Dialect, OrderedJobs, marks, utc
 from .job_columns import PLAIN, REPLACED, UNKEYED, new_row
+from .values import ALL_STORED, ClaimPlan, ClaimSlot, PushResult, Tally
 
 MAX_QUEUES = 200
 """Maximum number of queues in one count: SQLite takes 500 parts of a UNION and, before 3.32, 999 parameters."""

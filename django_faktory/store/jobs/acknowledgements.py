@@ -17,7 +17,8 @@ from ...core.logs import get_logger
 from ...core.payloads import Ack, Reservation, is_storable
 from ...errors import BrokerUnavailable, FaktoryError, LockTimeout
 from ..dialects import dialect_of
-from ..dialects.base import AckResult, Ended, EndedRun, holds
+from ..dialects.base import holds
+from ..dialects.values import AckResult, Ended, EndedRun
 from ..limits import limiters
 from ..locks import locks
 from ..transactions import run, run_each

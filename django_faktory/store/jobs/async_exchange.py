@@ -21,7 +21,8 @@ from ...errors import BrokerUnavailable
 from .. import transactions
 from ..database_errors import first_line
 from ..dialects import dialect_of
-from ..dialects.base import AckResult, ClaimPlan, Dialect, LoopSession
+from ..dialects.base import Dialect, LoopSession
+from ..dialects.values import AckResult, ClaimPlan
 from .exchanges import NO_CLAIM, Exchange, execute
 from .pushes import order_jobs
 

@@ -19,7 +19,8 @@ from ...core.logs import get_logger
 from ...core.payloads import FetchRequest, Lease, Reservation, is_storable
 from ...errors import FaktoryError
 from ..dialects import dialect_of
-from ..dialects.base import DELIVERY_LEASE_S, ClaimPlan, ClaimSlot
+from ..dialects.base import DELIVERY_LEASE_S
+from ..dialects.values import ClaimPlan, ClaimSlot
 from ..locks import locks
 from ..transactions import run
 from . import acquire, releases

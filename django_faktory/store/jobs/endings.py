@@ -40,7 +40,8 @@ from ...errors import FaktoryError, JobNotFound, UnknownJobType
 from ...models import Job, JobQuerySet
 from ..batches import counters
 from ..dialects import clock_of, dialect_of
-from ..dialects.base import Ended, EndedRun, FailureColumns, RunningJob, Tally, holds, seconds_since
+from ..dialects.base import holds, seconds_since
+from ..dialects.values import Ended, EndedRun, FailureColumns, RunningJob, Tally
 from ..limits import limiters
 from ..locks import locks
 from . import history

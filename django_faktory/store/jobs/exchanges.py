@@ -14,7 +14,8 @@ from django.db.backends.base.base import BaseDatabaseWrapper
 from ...core.payloads import Ack, ExchangeReply, FetchRequest, JobPayload, Reservation, is_storable
 from ...errors import BrokerUnavailable, FaktoryError, InvalidPayload
 from ..dialects import dialect_of
-from ..dialects.base import AckResult, ClaimPlan, Dialect
+from ..dialects.base import Dialect
+from ..dialects.values import AckResult, ClaimPlan
 from ..locks import locks
 from ..transactions import run
 from . import acknowledgements, prefetch

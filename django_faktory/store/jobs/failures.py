@@ -24,7 +24,8 @@ from ...errors import FaktoryError, InvalidPayload, JobNotFound
 from ...models import Job, JobQuerySet, WorkerProcess
 from .. import alarm_records
 from ..chunks import chunks
-from ..dialects.base import EndedRun, holds
+from ..dialects.base import holds
+from ..dialects.values import EndedRun
 from ..transactions import read, run, run_each
 from . import prefetch
 from .acknowledgements import OnFinished, ignore_finished

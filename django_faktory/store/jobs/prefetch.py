@@ -16,7 +16,7 @@ from ...core.payloads import Delivery, FetchRequest, Reservation
 from ...models import Job
 from ..chunks import chunks
 from ..dialects import dialect_of
-from ..dialects.base import ClaimSlot
+from ..dialects.values import ClaimSlot
 from ..transactions import run
 
 

@@ -15,7 +15,8 @@ from django.db.backends.base.base import BaseDatabaseWrapper
 from ...core.payloads import JobPayload
 from ...errors import FaktoryError, NotUnique
 from ..dialects import clock_of, dialect_of
-from ..dialects.base import ALL_STORED, Dialect, OrderedJobs, PushResult, insertion_order, unique_key_of
+from ..dialects.base import Dialect, OrderedJobs, insertion_order, unique_key_of
+from ..dialects.values import ALL_STORED, PushResult
 from ..locks import locks
 from ..transactions import run, run_each
 from . import unique_push

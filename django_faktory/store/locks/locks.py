@@ -25,7 +25,8 @@ from ...models import Job, JobLock, JobQuerySet
 from .. import notifier, scan
 from ..chunks import chunks
 from ..dialects import clock_of, dialect_of
-from ..dialects.base import JOB, LOCK, RunningJob, marks
+from ..dialects.base import JOB, LOCK, marks
+from ..dialects.values import RunningJob
 from ..transactions import after_commit, read, retry_skipped, run, select
 
 logger = get_logger(__name__)

@@ -12,7 +12,8 @@ from django.db.backends.base.base import BaseDatabaseWrapper
 
 from ...models import Counter
 from ..dialects import dialect_of
-from ..dialects.base import FOLDED, Tally
+from ..dialects.base import FOLDED
+from ..dialects.values import Tally
 from ..transactions import run
 
 CHUNK = 500

@@ -11,7 +11,7 @@ from django_faktory.core.payloads import FetchRequest, WorkerIdentity
 from django_faktory.models import Job, Limiter
 from django_faktory.runtime.maintenance import Maintenance
 from django_faktory.store.dialects import dialect_of
-from django_faktory.store.dialects.base import ClaimPlan, ClaimSlot
+from django_faktory.store.dialects.values import ClaimPlan, ClaimSlot
 from django_faktory.store.limits import limiters
 from tests.store.limits.conftest import blocked, counts_are_true, in_use, jid, limit, states
 

@@ -14,7 +14,7 @@ from django_faktory.core.limits import parse_permits
 from django_faktory.core.payloads import Ack, FetchRequest
 from django_faktory.models import Job, JobLock, Limiter
 from django_faktory.store.dialects import dialect_of
-from django_faktory.store.dialects.base import ClaimPlan, ClaimSlot
+from django_faktory.store.dialects.values import ClaimPlan, ClaimSlot
 from django_faktory.store.jobs import acquire as acquiring
 from django_faktory.store.jobs import failures
 from django_faktory.store.limits import definitions, limiters

@@ -10,7 +10,8 @@ from django_faktory.brokers.orm import OrmBroker
 from django_faktory.core.payloads import Ack
 from django_faktory.models import Counter, Job
 from django_faktory.store.dialects import dialect_of
-from django_faktory.store.dialects.base import FOLDED, Tally, counter_slot
+from django_faktory.store.dialects.base import FOLDED, counter_slot
+from django_faktory.store.dialects.values import Tally
 from django_faktory.store.statistics import counter_rows
 from tests.factories import JobFactory
 

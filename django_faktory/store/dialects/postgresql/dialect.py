@@ -16,20 +16,9 @@ from django.db.backends.utils import CursorWrapper
 from ....core.payloads import Ack, Delivery, Reservation
 from ....errors import ReservationLost
 from ...database_errors import error_code
-from ..base import (
-    LIMIT,
-    AckResult,
-    ClaimPlan,
-    Dialect,
-    FailureColumns,
-    HandoffResult,
-    LockedRows,
-    LoopSession,
-    OrderedJobs,
-    PushResult,
-    Tally,
-)
+from ..base import LIMIT, Dialect, LoopSession, OrderedJobs
 from ..idle_sessions import is_readable
+from ..values import AckResult, ClaimPlan, FailureColumns, HandoffResult, LockedRows, PushResult, Tally
 from .calls import call
 from .failures import READ, lock_failed_calls, save_calls
 from .jobs import ADD_TO_COUNTERS, COUNT_CLAIMABLE, MARK_SUCCEEDED, NOT_HELD, claim_calls, end_call, read_ends

@@ -8,7 +8,8 @@ from typing import Any
 
 from django.db.backends.base.base import BaseDatabaseWrapper
 
-from ..base import JOB, FailureColumns, Tally, counter_slot
+from ..base import JOB, counter_slot
+from ..values import FailureColumns, Tally
 from .jobs import ADD_TO_COUNTERS
 from .prepared import Call, Statement, unnest
 

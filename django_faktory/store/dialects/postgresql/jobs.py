@@ -13,7 +13,8 @@ import msgspec
 from django.db.backends.base.base import BaseDatabaseWrapper
 
 from ....core.payloads import Ack, Reservation
-from ..base import COUNTER, DELIVERY_LEASE_S, JOB, WORKER, AckResult, ClaimPlan, Ended, EndedRun, counter_slot
+from ..base import COUNTER, DELIVERY_LEASE_S, JOB, WORKER, counter_slot
+from ..values import AckResult, ClaimPlan, Ended, EndedRun
 from .calls import function
 from .limits import closed_queues
 from .pipeline import Rows

@@ -9,7 +9,8 @@ from datetime import datetime
 from django.db.backends.base.base import BaseDatabaseWrapper
 
 from ....core.payloads import Ack
-from ..base import ClaimPlan, EndedRun, HandoffResult, counter_slot
+from ..base import counter_slot
+from ..values import ClaimPlan, EndedRun, HandoffResult
 from .calls import call
 from .rows import reservations
 

@@ -13,8 +13,9 @@ from typing import Any
 import msgspec
 
 from ....core.payloads import JobPayload
-from ..base import ALL_STORED, JOB, OrderedJobs, PushResult, unique_key_of
+from ..base import JOB, OrderedJobs, unique_key_of
 from ..job_columns import INSERTED, NO_OPTIONS, REPLACED, replaceable
+from ..values import ALL_STORED, PushResult
 from .calls import Command, function
 from .pipeline import Rows
 from .prepared import Call, Statement
