@@ -102,5 +102,7 @@ def test_a_call_reads_few_pages_when_the_table_grows_and_is_emptied_under_the_se
             grow()
         if is_analyzed:
             execute("ANALYZE django_faktory_job")
-        read |= {(step, name): pages(make()) for name, make in CALLS.items()}
+        # Of two calls the cheaper one: the first may plan again, and the planner reads up to 100 pages to find each end
+        # of an index whose rows are deleted. A plan that reads the table does so in both.
+        read |= {(step, name): min(pages(make()), pages(make())) for name, make in CALLS.items()}
     assert {place: count for place, count in read.items() if count > PAGES} == {}
