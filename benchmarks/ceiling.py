@@ -40,7 +40,7 @@ class Turns:
 
     def calls(self):
         from django_faktory.core.payloads import Ack
-        from django_faktory.store.dialects.postgresql.jobs import CLAIM, claim_calls, end_call
+        from django_faktory.store.dialects.postgresql.jobs import claim_calls, end_call
         from django_faktory.store.dialects.postgresql.push import push_call
         from django_faktory.store.dialects.values import ClaimPlan, ClaimSlot
         from django_faktory.store.jobs.pushes import order_jobs
@@ -49,23 +49,24 @@ class Turns:
         jobs = order_jobs(new_jobs(self.size))
         ends = [end_call(self.connection, acks, None, [job.jid for _, job in jobs])] if acks else []
         plan = ClaimPlan([ClaimSlot("default", "ceiling", self.size)], self.size, claim=1)
-        return [*ends, push_call(jobs, None, may_exist=True), *claim_calls(CLAIM, plan, None)]
+        return [*ends, push_call(jobs, None, may_exist=True), *claim_calls(plan, None, is_lazy=False)]
 
     def read(self, found):
+        from django_faktory.store.dialects.postgresql.rows import reservations
+
         self.done += len(self.claimed)
-        self.claimed = [row[3] for row in found[-1]]
+        self.claimed = [job.jid for job in reservations(found[-1:])]
 
     def begin(self):
-        """Send a turn. If a plan must be prepared again, run the turn synchronously and send another one."""
-        from django_faktory.store.dialects.postgresql import prepared
+        """Send a turn. Until its commands are prepared, run the turn synchronously and send another one."""
+        from django_faktory.store.dialects.postgresql.prepared import execute_on
 
         while True:
             calls = self.calls()
             self.flight = self.session.begin(calls, lambda found: self.read(found) or True, fail)
             if self.flight is not None:
                 return
-            with self.connection.cursor() as cursor:
-                self.read(prepared.execute(cursor, calls))
+            self.read(execute_on(self.connection, calls))
 
 
 def fail(error):

@@ -34,10 +34,10 @@ def _should_reload_connections(test):
     A session of PostgreSQL takes 10 ms of CPU time until it has run its first statements. A test that changes settings
     of its session closes the connection itself.
     """
-    from django_faktory.store.dialects.postgresql.prepared import Statement  # only when the apps are ready
+    from django_faktory.store.dialects.postgresql.prepared import Command  # only when the apps are ready
 
     # A test that lost prepared statements, on purpose or with a failed statement, must not switch them off for others.
-    are_lost, Statement.works = not Statement.works, True
+    are_lost, Command.works = not Command.works, True
     for connection in connections.all(initialized_only=True):
         if connection.errors_occurred or not connection.autocommit or are_lost:
             connection.close()

@@ -3,7 +3,7 @@
 import pytest
 from django.db import connection
 
-from django_faktory.store.dialects.postgresql.prepared import Statement
+from django_faktory.store.dialects.postgresql.prepared import Command
 from tests import services
 from tests.bouncer.bouncer import Bouncer
 from tests.runtime.processes.conftest import address, runfaktory
@@ -44,7 +44,7 @@ def change_connection(transactional_db):
     connection.close()
     connection.close_pool()
     connection.settings_dict.update(before)
-    Statement.works = True
+    Command.works = True
 
 
 @pytest.fixture

@@ -6,9 +6,10 @@ A stored function keeps its plans as long as the session: no statistics make it 
 import pytest
 from django.db import connection
 
-from django_faktory.core.payloads import Ack, FetchRequest
+from django_faktory.core.payloads import Ack, Delivery, FetchRequest, failure
 from django_faktory.models import Job
-from django_faktory.store.jobs import exchanges
+from django_faktory.store.dialects import dialect_of
+from django_faktory.store.jobs import exchanges, failures
 from tests.factories import JobFactory, payload
 from tests.plans.recorder import Recorder
 from tests.settings import KIND, VIA
@@ -48,11 +49,22 @@ def exchange(number, held, *, kept=False, key=None):
     return reply.fetched[0]
 
 
+def report(held):
+    """Confirm and extend the reservations of jobs, and fail one of them; return the others."""
+    Job.objects.filter(jid__in=[job.jid for job in held]).update(claim=-1)
+    dialect = dialect_of(connection)
+    assert dialect.confirm(connection, [Delivery(job, 0.0) for job in held], None) == set()
+    dialect.extend(connection, [(job.wid, job.jid, job.attempt) for job in held], 1e6, None)
+    failed, *others = held
+    assert failures.fail([failure(jid=failed.jid, wid="w1")], using="default") == [True]
+    return others
+
+
 def exchanges_of_each_kind(start):
-    """Run exchanges with plain jobs, jobs that are kept, and jobs with locks."""
+    """Run exchanges with plain jobs, jobs that are kept, and jobs with locks, and reports about running jobs."""
     held = []
     for number in range(start, start + 4):
-        held = exchange(number, held)
+        held = report(exchange(number, held))
         held = exchange(100 + number, held, kept=True)
         held = exchange(200 + number, held, key="key")
     exchange(300 + start, held)

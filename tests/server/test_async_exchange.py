@@ -20,10 +20,9 @@ from django_faktory.models import Job, JobLock, Queue
 from django_faktory.runtime import db_watchdog
 from django_faktory.server.group_commit import CommitQueue
 from django_faktory.store import transactions
-from django_faktory.store.dialects.postgresql import pipeline, prepared
-from django_faktory.store.dialects.postgresql.prepared import Statement
+from django_faktory.store.dialects.postgresql import pipeline
+from django_faktory.store.dialects.postgresql.prepared import Command
 from tests.bouncer import needs_session
-from tests.clocks import Clock
 from tests.factories import JobFactory
 from tests.server.raw import RawClient, push, worker
 from tests.waiting import wait_until
@@ -35,14 +34,11 @@ ENOUGH = 30
 
 
 @pytest.fixture(autouse=True)
-def clock(monkeypatch):
-    """The clock of prepared statements, which stands still: on a busy machine a plan is too old within one test."""
+def on_postgresql():
     if connection.vendor != "postgresql" or not pipeline.has_psycopg3():
         pytest.skip("about PostgreSQL with psycopg 3")
-    clock = Clock()
-    monkeypatch.setattr(prepared, "time", clock)
-    yield clock
-    Statement.works = True
+    yield
+    Command.works = True
 
 
 @pytest.fixture

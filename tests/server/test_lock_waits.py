@@ -21,7 +21,7 @@ from django_faktory.models import Batch, Counter, Job
 from django_faktory.server.lock_waits import LockWaits
 from django_faktory.server.may_block import MayBlock, execute_set, execute_waiting
 from django_faktory.store import transactions
-from django_faktory.store.dialects.postgresql.prepared import Statement
+from django_faktory.store.dialects.postgresql.prepared import Command
 from tests.server.raw import RawClient, worker
 from tests.waiting import LONGEST_WAIT_S, wait_until
 
@@ -244,7 +244,7 @@ def test_the_lock_timeout_of_a_session_is_reset_after_a_limited_wait():
 def test_the_lock_timeout_is_set_per_transaction_behind_a_pooler(monkeypatch):
     """Without prepared statements, as behind a pooler that assigns each transaction another session."""
     connection.close()  # an earlier test may have left its limit on the session
-    monkeypatch.setattr(Statement, "works", False)
+    monkeypatch.setattr(Command, "works", False)
     broker = OrmBroker("default")
     with broker.limited_lock_wait(0.05):
         for is_atomic in (False, True):

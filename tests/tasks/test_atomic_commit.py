@@ -21,7 +21,6 @@ from django_faktory.store.dialects.postgresql import pipeline, prepared
 from django_faktory.store.limits import definitions
 from django_faktory.worker.execution import prepare
 from tests.bouncer import needs_session
-from tests.clocks import Clock
 from tests.factories import T0, JobFactory
 from tests.project.models import Mark
 from tests.tasks.work import fetched, work
@@ -55,10 +54,9 @@ def writes_once(text):
 
 
 @pytest.fixture(autouse=True)
-def on_postgresql(monkeypatch):
+def on_postgresql():
     if connection.vendor != "postgresql" or not pipeline.has_psycopg3():
         pytest.skip("about PostgreSQL")
-    monkeypatch.setattr(prepared, "time", Clock())  # on a busy machine a plan is too old within one test
     steps.clear()
     yield
     connection.close()

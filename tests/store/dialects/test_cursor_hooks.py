@@ -9,8 +9,8 @@ from django_faktory.store.dialects import cursor_hooks
 from django_faktory.store.dialects.postgresql import pipeline
 from django_faktory.store.dialects.postgresql.prepared import (
     USES_BEFORE,
+    Command,
     PreparedSession,
-    Statement,
     execute_and_commit,
     execute_on,
 )
@@ -60,7 +60,7 @@ def sets_tenant(name):
 
 @pytest.mark.parametrize("name", ["cursor", "_cursor", "create_cursor"])
 def test_each_statement_sees_the_session_state_set_by_the_cursor_hook(with_backend, name):
-    asks = Statement("asks", ["text"], "SELECT current_setting('app.tenant'), $1")
+    asks = Command("asks", ["text"], "SELECT current_setting('app.tenant'), $1")
     rows = with_backend(**{name: sets_tenant(name)})
     assert cursor_hooks.own_methods(rows) == [name]
     for number in range(USES):
@@ -74,11 +74,11 @@ def test_each_statement_sees_the_session_state_set_by_the_cursor_hook(with_backe
 def test_no_statement_is_prepared_for_a_backend_with_cursor_hooks(with_backend, name):
     rows = with_backend(**{name: sets_tenant(name)})
     rows.tenant = "a"
-    asks = Statement("asks", ["int"], "SELECT $1")
+    asks = Command("asks", ["int"], "SELECT $1")
     for _ in range(USES):
         execute_on(rows, [(asks, [1])])
     with rows.cursor() as cursor:
-        cursor.execute("SELECT name FROM pg_prepared_statements WHERE name LIKE 'faktory%'")
+        cursor.execute("SELECT name FROM pg_prepared_statements WHERE name LIKE 'asks%'")
         assert cursor.fetchall() == []
 
 
@@ -90,19 +90,19 @@ def test_a_backend_that_only_overrides_get_new_connection_keeps_the_direct_path(
         return super(type(self), self).get_new_connection(params)
 
     rows = with_backend(get_new_connection=get_new_connection)
-    asks = Statement("asks", ["int"], "SELECT $1")
+    asks = Command("asks", ["int"], "SELECT $1")
     for _ in range(USES):
         execute_on(rows, [(asks, [1])])
     assert seen == ["connected"]
     assert pipeline.can_pipeline(rows)
     with rows.cursor() as cursor:
-        cursor.execute("SELECT COUNT(*) FROM pg_prepared_statements WHERE name LIKE 'faktory_asks%'")
+        cursor.execute("SELECT COUNT(*) FROM pg_prepared_statements WHERE name LIKE 'asks%'")
         assert cursor.fetchall() == [(1,)]
 
 
 def test_a_cursor_method_patched_on_a_connection_is_called(with_backend):
     rows, calls = with_backend(), []
-    asks = Statement("asks", ["int"], "SELECT $1")
+    asks = Command("asks", ["int"], "SELECT $1")
     for _ in range(USES):  # prepared after these uses
         execute_on(rows, [(asks, [1])])
     original = rows.cursor

@@ -11,7 +11,9 @@ from django.db import connection
 
 from django_faktory.core.payloads import new_job
 from django_faktory.store.dialects.base import insertion_order
+from django_faktory.store.dialects.postgresql.calls import function
 from django_faktory.store.dialects.postgresql.push import push_call
+from django_faktory.store.dialects.values import FailureColumns
 
 pytestmark = [
     pytest.mark.slow,
@@ -36,6 +38,35 @@ def push_again(jids, **custom):
     return push_call([*enumerate(jobs)], None, may_exist=True)
 
 
+def held():
+    """Make some jobs those of a worker that has not confirmed them, and return their jids."""
+    with connection.cursor() as cursor:
+        cursor.execute(
+            """UPDATE django_faktory_job SET state = 'working', wid = 'w1', attempt = 1, claim = -1, started_at = now(),
+              reserved_until = now(), finished_at = NULL, purge_at = NULL
+            WHERE id = ANY (ARRAY(SELECT id FROM django_faktory_job ORDER BY id DESC LIMIT 5)) RETURNING jid"""
+        )
+        return [jid for (jid,) in cursor.fetchall()]
+
+
+def confirm():
+    jids = held()
+    return function("faktory_confirm_1"), [jids, [1] * len(jids), ["w1"] * len(jids), [0.0] * len(jids), None]
+
+
+def extend():
+    jids = held()
+    return function("faktory_extend_1"), [jids, [1] * len(jids), ["w1"] * len(jids), 60.0, None]
+
+
+def save():
+    """Write what is stored already."""
+    columns = ", ".join(f"array_agg({name})" for name in FailureColumns._fields)
+    with connection.cursor() as cursor:
+        cursor.execute(f"SELECT {columns} FROM django_faktory_job WHERE jid = ANY (%s)", [held()])
+        return function("faktory_save_1"), cursor.fetchone()
+
+
 CALLS = {
     "plain": push,
     "alone, unique": lambda: push(1, unique_for=60),
@@ -43,6 +74,11 @@ CALLS = {
     "alone, refused": lambda: push_again([f"other-{next(numbers)}"], unique_for=60),
     "locked": lambda: push(lock="mine"),
     "stored already": lambda: push_again(["row-1", "row-2", "row-3"]),
+    "confirmed": confirm,
+    "extended": extend,
+    "failing": lambda: (function("faktory_failing_1"), [held()]),
+    "saved": save,
+    "waiting": lambda: (function("faktory_waiting_1"), [["default", "empty"], 5, ["w1"], None]),
     "finished": lambda: push_again(["row-10", "row-20", "row-30"], unique_for=60),
 }
 

@@ -16,7 +16,7 @@ from django.db.backends.utils import CursorWrapper
 from django.test.utils import CaptureQueriesContext
 
 from django_faktory.store.dialects.postgresql import pipeline, prepared
-from django_faktory.store.dialects.postgresql.prepared import Statement
+from django_faktory.store.dialects.postgresql.prepared import Command
 from tests.bouncer import needs_session
 
 pytestmark = [pytest.mark.django_db(transaction=True), needs_session("prepared statements need a session")]
@@ -29,7 +29,7 @@ def on_postgresql():
     if connection.vendor != "postgresql" or not pipeline.has_psycopg3():
         pytest.skip("about PostgreSQL")
     yield
-    Statement.works = True
+    Command.works = True
     with connection.cursor() as cursor:
         cursor.execute("DROP TABLE IF EXISTS noted")
     connection.close()  # ends its prepared statements
@@ -37,10 +37,11 @@ def on_postgresql():
 
 def make_ready(*statements):
     """Prepare the statements, as their third use would."""
-    with connection.cursor() as cursor:
-        for statement in statements:
-            for _ in range(prepared.USES_BEFORE + 1):
-                statement.prepare_if_worthwhile(cursor)
+    connection.ensure_connection()
+    for statement in statements:
+        for _ in range(prepared.USES_BEFORE + 1):
+            statement.text(connection)
+        assert statement.prepared_name(connection)
 
 
 @pytest.fixture
@@ -50,7 +51,7 @@ def sent(monkeypatch):
     real = pipeline.run_prepared
 
     def spy(on, calls):
-        names.append([name.split("_")[1] for name, _ in calls])
+        names.append([name.split("_")[0] for name, _ in calls])
         return real(on, calls)
 
     monkeypatch.setattr(prepared, "run_prepared", spy)
@@ -58,8 +59,7 @@ def sent(monkeypatch):
 
 
 def rows_of(statement, *values):
-    with connection.cursor() as cursor:
-        [rows] = prepared.execute(cursor, [(statement, values)])
+    [rows] = prepared.execute_on(connection, [(statement, values)])
     return rows
 
 
@@ -91,7 +91,7 @@ def assert_next_connection_echoes(echo):
     ],
 )
 def test_parameter_values_round_trip_unchanged(type_, values, sent):
-    echo = Statement("echo", [type_], "SELECT $1 AS value")
+    echo = Command("echo", [type_], "SELECT $1 AS value")
     make_ready(echo)
     for value in values:
         assert rows_of(echo, value) == [(value,)]
@@ -99,7 +99,7 @@ def test_parameter_values_round_trip_unchanged(type_, values, sent):
 
 
 def test_lists_are_sent_as_arrays(sent):
-    texts = Statement("texts", ["text[]", "int[]"], "SELECT * FROM unnest($1, $2)")
+    texts = Command("texts", ["text[]", "int[]"], "SELECT * FROM unnest($1, $2)")
     make_ready(texts)
     assert rows_of(texts, ODD, list(range(10))) == list(zip(ODD, range(10), strict=True))
     assert rows_of(texts, [], []) == []
@@ -108,7 +108,7 @@ def test_lists_are_sent_as_arrays(sent):
 
 
 def test_a_list_with_a_nul_is_rejected_and_the_connection_stays_usable(sent):
-    texts = Statement("texts", ["text[]"], "SELECT * FROM unnest($1)")
+    texts = Command("texts", ["text[]"], "SELECT * FROM unnest($1)")
     make_ready(texts)
     with pytest.raises(DataError):
         rows_of(texts, ["a", "a\x00b"])
@@ -117,7 +117,7 @@ def test_a_list_with_a_nul_is_rejected_and_the_connection_stays_usable(sent):
 
 
 def test_text_with_a_nul_is_rejected_and_the_connection_stays_usable(sent):
-    echo = Statement("echo", ["text"], "SELECT $1 AS value")
+    echo = Command("echo", ["text"], "SELECT $1 AS value")
     make_ready(echo)
     with pytest.raises(DataError, match="NUL"):
         rows_of(echo, "a\x00b")
@@ -127,13 +127,12 @@ def test_text_with_a_nul_is_rejected_and_the_connection_stays_usable(sent):
 def test_several_statements_form_one_transaction(sent):
     with connection.cursor() as cursor:
         cursor.execute("CREATE TABLE noted (what int UNIQUE)")
-    note = Statement("note", ["int"], "INSERT INTO noted VALUES ($1)", gives_rows=False)
-    count = Statement("count", ["int"], "SELECT COUNT(*) FROM noted WHERE what < $1")
+    note = Command("note", ["int"], "INSERT INTO noted VALUES ($1)", gives_rows=False)
+    count = Command("count", ["int"], "SELECT COUNT(*) FROM noted WHERE what < $1")
     make_ready(note, count)
-    with connection.cursor() as cursor:
-        assert prepared.execute(cursor, [(note, [1]), (note, [2]), (count, [9])]) == [[], [], [(2,)]]
-        with pytest.raises(IntegrityError, match="noted_what_key") as caught:
-            prepared.execute(cursor, [(note, [3]), (note, [1]), (count, [9])])
+    assert prepared.execute_on(connection, [(note, [1]), (note, [2]), (count, [9])]) == [[], [], [(2,)]]
+    with pytest.raises(IntegrityError, match="noted_what_key") as caught:
+        prepared.execute_on(connection, [(note, [3]), (note, [1]), (count, [9])])
     assert caught.value.__cause__.sqlstate == "23505"
     assert rows_of(count, 9) == [(2,)]
     assert sent[0] == ["note", "note", "count"]
@@ -142,8 +141,8 @@ def test_several_statements_form_one_transaction(sent):
 def test_statements_inside_atomic_join_its_transaction(sent):
     with connection.cursor() as cursor:
         cursor.execute("CREATE TABLE noted (what int UNIQUE)")
-    note = Statement("note", ["int"], "INSERT INTO noted VALUES ($1)", gives_rows=False)
-    count = Statement("count", ["int"], "SELECT COUNT(*) FROM noted WHERE what < $1")
+    note = Command("note", ["int"], "INSERT INTO noted VALUES ($1)", gives_rows=False)
+    count = Command("count", ["int"], "SELECT COUNT(*) FROM noted WHERE what < $1")
     make_ready(note, count)
     with transaction.atomic():
         rows_of(note, 1)  # the first statement of the block must begin the transaction
@@ -169,7 +168,7 @@ def test_statements_inside_atomic_join_its_transaction(sent):
 )
 def test_a_transaction_begun_by_a_statement_has_the_requested_options(option, value, shown):
     """Django's option `isolation_level` sets the same attribute of the driver."""
-    echo = Statement("echo", ["text"], "SELECT $1")
+    echo = Command("echo", ["text"], "SELECT $1")
     make_ready(echo)
     setattr(connection.connection, option, value)
     try:
@@ -185,7 +184,7 @@ def test_a_transaction_begun_by_a_statement_has_the_requested_options(option, va
 def test_a_savepoint_preserves_the_transaction_after_an_error(sent):
     with connection.cursor() as cursor:
         cursor.execute("CREATE TABLE noted (what int UNIQUE)")
-    note = Statement("note", ["int"], "INSERT INTO noted VALUES ($1)", gives_rows=False)
+    note = Command("note", ["int"], "INSERT INTO noted VALUES ($1)", gives_rows=False)
     make_ready(note)
     with transaction.atomic():
         rows_of(note, 1)
@@ -199,8 +198,8 @@ def test_a_savepoint_preserves_the_transaction_after_an_error(sent):
 
 
 def test_a_broken_connection_raises_an_error_and_the_next_one_works(sent):
-    end_self = Statement("end", ["boolean"], "SELECT pg_terminate_backend(pg_backend_pid()) WHERE $1")
-    echo = Statement("echo", ["text"], "SELECT $1 AS value")
+    end_self = Command("end", ["boolean"], "SELECT pg_terminate_backend(pg_backend_pid()) WHERE $1")
+    echo = Command("echo", ["text"], "SELECT $1 AS value")
     make_ready(end_self)
     with pytest.raises((OperationalError, InterfaceError)):
         rows_of(end_self, True)
@@ -210,7 +209,7 @@ def test_a_broken_connection_raises_an_error_and_the_next_one_works(sent):
 
 
 def test_an_interrupted_query_leaves_no_reply_for_the_next_query(monkeypatch):
-    echo = Statement("echo", ["text"], "SELECT $1 AS value")
+    echo = Command("echo", ["text"], "SELECT $1 AS value")
     make_ready(echo)
 
     def interrupted(_):
@@ -230,7 +229,7 @@ class TestWithoutACursor:
 
     @pytest.fixture
     def echo(self):
-        found = Statement("echo", ["text"], "SELECT $1 AS value")
+        found = Command("echo", ["text"], "SELECT $1 AS value")
         make_ready(found)
         return found
 
@@ -246,12 +245,12 @@ class TestWithoutACursor:
         assert prepared.execute_on(connection, [(echo, ["a"])]) == [[("a",)]]
         assert (cursors, sent) == ([], [["echo"]])
 
-    def test_an_unprepared_statement_uses_a_cursor(self, cursors, sent):
-        echo = Statement("echo", ["text"], "SELECT $1 AS value")
+    def test_an_unprepared_statement_needs_no_cursor(self, cursors, sent):
+        echo = Command("echo", ["text"], "SELECT $1 AS value")
         for _ in range(prepared.USES_BEFORE):
             assert prepared.execute_on(connection, [(echo, ["a"])]) == [[("a",)]]
-        assert sent == []
-        assert len(cursors) == prepared.USES_BEFORE
+        assert not echo.prepared_name(connection)
+        assert (cursors, len(sent)) == ([], prepared.USES_BEFORE)
 
     def test_a_closed_driver_connection_raises_a_django_error(self, echo):
         connection.connection.close()
@@ -274,13 +273,13 @@ class TestWithoutACursor:
         with connection.cursor() as cursor:
             cursor.execute("DEALLOCATE ALL")
         assert prepared.execute_on(connection, [(echo, ["a"])]) == [[("a",)]]
-        assert not Statement.works
+        assert not Command.works
         assert prepared.execute_on(connection, [(echo, ["b"])]) == [[("b",)]]
-        assert len(sent) == 1
+        assert [names for names in sent if names == ["echo"]] == [["echo"]]
 
 
 def test_execute_wrappers_see_every_statement(sent):
-    echo = Statement("echo", ["text"], "SELECT $1 AS value")
+    echo = Command("echo", ["text"], "SELECT $1 AS value")
     make_ready(echo)
     seen = []
 
@@ -297,7 +296,7 @@ def test_execute_wrappers_see_every_statement(sent):
 
 
 def test_another_client_encoding_uses_the_driver(sent):
-    echo = Statement("echo", ["text"], "SELECT $1 AS value")
+    echo = Command("echo", ["text"], "SELECT $1 AS value")
     make_ready(echo)
     with connection.cursor() as cursor:
         cursor.execute("SET client_encoding TO latin1")
@@ -311,7 +310,7 @@ def test_another_client_encoding_uses_the_driver(sent):
 @pytest.mark.parametrize("new_loop", [asyncio.new_event_loop, uvloop.new_event_loop], ids=["asyncio", "uvloop"])
 def test_a_reset_after_a_partial_answer_is_reported_at_once(new_loop):
     """libuv reports a reset once, and never again: the part read before it must not count as the whole answer."""
-    echo = Statement("echo", ["text"], "SELECT $1")
+    echo = Command("echo", ["text"], "SELECT $1")
     connection.close()
     make_ready(echo)
     near, far = connected()
@@ -342,7 +341,7 @@ def test_a_reset_after_a_partial_answer_is_reported_at_once(new_loop):
 @pytest.mark.parametrize("is_reset", [True, False])
 def test_a_reset_after_a_complete_answer_is_reported_with_it(is_reset):
     """libuv reports the end once, with the answer: the next query on this connection would wait without end."""
-    echo = Statement("echo", ["text"], "SELECT $1")
+    echo = Command("echo", ["text"], "SELECT $1")
     connection.close()
     make_ready(echo)
     real = os.dup(connection.connection.pgconn.socket)
@@ -375,7 +374,7 @@ def connected():
 @pytest.mark.parametrize("some", [[None, 'quo"te, }'], ['quo"te, }', None], [None, None], ["", None, "a"]], ids=repr)
 def test_a_list_of_texts_may_contain_null(sent, some):
     """The list holds results of jobs, and NULL for jobs without one."""
-    texts = Statement("texts", ["text[]"], "SELECT * FROM unnest($1)")
+    texts = Command("texts", ["text[]"], "SELECT * FROM unnest($1)")
     make_ready(texts)
     assert rows_of(texts, some) == [(text,) for text in some]
     assert len(sent) == 1
@@ -391,7 +390,7 @@ def test_custom_loaders_of_the_project_do_not_affect_results(sent):
     psycopg.adapters.register_loader("text", Shouting)
     pipeline._reader.cache_clear()
     try:
-        echo = Statement("echo", ["text"], "SELECT $1")
+        echo = Command("echo", ["text"], "SELECT $1")
         make_ready(echo)
         assert rows_of(echo, "quiet") == [("quiet",)]
     finally:
@@ -400,7 +399,7 @@ def test_custom_loaders_of_the_project_do_not_affect_results(sent):
 
 
 def test_times_are_returned_in_utc_in_any_session_time_zone(sent):
-    echo_time = Statement("echo", ["timestamptz"], "SELECT $1")
+    echo_time = Command("echo", ["timestamptz"], "SELECT $1")
     make_ready(echo_time)
     with connection.cursor() as cursor:
         cursor.execute("SET TIME ZONE 'Asia/Tokyo'")

@@ -73,7 +73,7 @@ def test_any_number_of_failed_jobs_is_recorded_with_two_messages(messages, count
     jobs = [JobFactory(working=True) for _ in range(count)]
     messages.clear()
     assert fail(*jobs, message="no") == [True] * count
-    assert messages == [["failing", "clock"], ["save", "count", "COMMIT"]]
+    assert messages == [["failing_1", "clock"], ["save_1", "count", "COMMIT"]]
     assert processed() == (before + count, before + count)
     assert {job.state for job in Job.objects.filter(jid__in=[job.jid for job in jobs])} == {State.RETRIES}
 
@@ -90,7 +90,7 @@ def test_a_failure_with_effects_on_other_rows_is_committed_after_them(messages, 
     messages.clear()
     assert fail(job) == [True]
     assert not any("COMMIT" in names for names in messages)
-    assert messages[0] == ["failing", "clock"]
+    assert messages[0] == ["failing_1", "clock"]
     assert messages[-1] == ["count"]
 
 
@@ -150,9 +150,9 @@ def test_a_failure_is_recorded_even_if_a_pooler_drops_prepared_statements():
     job = JobFactory(working=True)
     try:
         assert fail(job) == [True]
-        assert not prepared.Statement.works
+        assert not prepared.Command.works
     finally:
-        prepared.Statement.works = True
+        prepared.Command.works = True
         connection.close()
     assert Job.objects.get(pk=job.pk).failures == 1
 

@@ -9,7 +9,7 @@ from django.db import connection, transaction
 from django_faktory.core.payloads import new_job
 from django_faktory.models import Job
 from django_faktory.store.dialects import dialect_of
-from django_faktory.store.dialects.postgresql.prepared import Statement
+from django_faktory.store.dialects.postgresql.prepared import Command
 from django_faktory.store.jobs import pushes
 from tests.factories import T0
 from tests.project.tasks import noop
@@ -145,7 +145,7 @@ def test_a_lone_job_is_stored_in_the_same_way_behind_a_pooler(monkeypatch):
     """Nothing can be prepared there: the function stores it, instead of a statement of its own."""
     job = made(1)
     expected = stored([job])
-    monkeypatch.setattr(Statement, "works", False)
+    monkeypatch.setattr(Command, "works", False)
     assert stored([job]) == expected
     Job.objects.update(state="succeeded", finished_at=T0, purge_at=T0, attempt=3)
     assert pushes.push(job, using="default", now=T0) == [None]

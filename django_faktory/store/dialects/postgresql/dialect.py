@@ -21,12 +21,12 @@ from ..idle_sessions import is_readable
 from ..values import AckResult, ClaimPlan, FailureColumns, HandoffResult, LockedRows, PushResult, Tally
 from .calls import call
 from .failures import READ, lock_failed_calls, save_calls
-from .jobs import ADD_TO_COUNTERS, COUNT_CLAIMABLE, MARK_SUCCEEDED, NOT_HELD, claim_calls, end_call, read_ends
+from .jobs import ADD_TO_COUNTERS, MARK_SUCCEEDED, NOT_HELD, claim_calls, end_call, read_ends
 from .lock_handoff import LockHandoff
 from .locks import READY
 from .pipeline import Rows
 from .pooler import is_pooled
-from .prepared import Call, PreparedSession, can_join, execute, execute_and_commit, execute_on, keeps_session
+from .prepared import Call, PreparedSession, can_join, execute_and_commit, execute_on, keeps_session
 from .push import lock_call, push_call, read_result
 from .reservations import confirm, extend
 from .rows import reservations
@@ -232,8 +232,7 @@ class PostgresqlDialect(Dialect):
         wids: Collection[str],
         now: datetime | None,
     ) -> tuple[dict[str, int], set[str]]:
-        with connection.cursor() as cursor:
-            [rows] = execute(cursor, [(COUNT_CLAIMABLE, [list(queues), max_count, list(wids), now])])
+        rows = call(connection, "faktory_waiting_1", [list(queues), max_count, list(wids), now])
         return {name: count for name, count, is_wid in rows if not is_wid}, {wid for wid, _, is_wid in rows if is_wid}
 
     def end(
@@ -280,7 +279,8 @@ class PostgresqlDialect(Dialect):
 
     def find_ready(self, cursor: CursorWrapper, keys: Sequence[str]) -> Rows:
         """Return the ready jobs of these keys, at most 1,000 of each."""
-        [rows] = execute(cursor, [(READY, [list(keys)])])
+        cursor.execute(READY, [list(keys)])
+        rows: Rows = cursor.fetchall()
         return rows
 
     def make_next_ready(self, connection: BaseDatabaseWrapper, keys: Sequence[str]) -> tuple[set[str], set[str]]:
@@ -292,7 +292,7 @@ class PostgresqlDialect(Dialect):
     def mark_succeeded(self, cursor: CursorWrapper, ended: Sequence[tuple[int, Ack, int]], now: datetime) -> None:
         if ended:
             ids, results = [row_id for row_id, _, _ in ended], [ack.result for _, ack, _ in ended]
-            execute(cursor, [(MARK_SUCCEEDED, [ids, results, now])])
+            cursor.execute(MARK_SUCCEEDED, [now, now, ids, results])
 
     def lock_failed(self, connection: BaseDatabaseWrapper, jids: Collection[str], now: datetime | None) -> LockedRows:
         rows, [(clock,)] = execute_on(connection, lock_failed_calls(jids, now))
@@ -309,12 +309,12 @@ class PostgresqlDialect(Dialect):
     ) -> None:
         """Write failed jobs and add to the counters in one message, with the COMMIT if `is_last`."""
         calls = save_calls(connection, changed, day, tally)
-        # `execute_and_commit` does nothing on a connection's first uses or behind a pooler: then Django commits.
+        # `execute_and_commit` does nothing if a cursor is needed: then Django commits.
         if calls and not (is_last and execute_and_commit(connection, calls)):
             execute_on(connection, calls)
 
     def count_in(self, cursor: CursorWrapper, day: date, slot: int, tally: Tally) -> None:
-        execute(cursor, [(ADD_TO_COUNTERS, [day, slot, tally.processed, tally.failed, tally.late])])
+        execute_on(cursor.db, [(ADD_TO_COUNTERS, [day, slot, tally.processed, tally.failed, tally.late])])
 
 
 def _is_own(connection: BaseDatabaseWrapper) -> bool:

@@ -8,10 +8,11 @@ from typing import Any
 
 from django.db.backends.base.base import BaseDatabaseWrapper
 
-from ..base import JOB, counter_slot
+from ..base import counter_slot
 from ..values import FailureColumns, Tally
+from .calls import function
 from .jobs import ADD_TO_COUNTERS
-from .prepared import Call, Statement, unnest
+from .prepared import Call, Command
 
 READ = (
     "id", "jid", "jobtype", "queue", "state", "retry", "backtrace", "result_ttl", "run_at", "enqueued_at", "started_at",
@@ -19,39 +20,15 @@ READ = (
     "failure", "history", "unique_key", "lock_key", "lock_token", "permits", "bid", "callback_of", "has_run",
     "counts_failed", "cancel_requested_at",
 )  # fmt: skip
-"""Columns in the order of the model's fields, as Django expects them, without large ones that failures do not use."""
-
-_TYPES = {
-    "id": "bigint", "lock_token": "bigint", "failures": "int", "losses": "smallint",
-    **dict.fromkeys(
-        ("run_at", "enqueued_at", "started_at", "reserved_until", "finished_at", "purge_at", "failed_at"), "timestamptz"
-    ),
-}  # fmt: skip
-"""Types of the written columns; others are text."""
-
-_COLUMNS = FailureColumns._fields
-
-# By id: all transactions lock the rows of jobs in this order (ADR 0024).
-FAILING = Statement(
-    "failing", ["text[]"], f"SELECT {', '.join(READ)} FROM {JOB} WHERE jid = ANY ($1) ORDER BY id FOR UPDATE"
-)
+"""Columns of `faktory_failing_1`, in the order of the model's fields, as Django expects them."""
 
 # A separate statement: FOR UPDATE may wait, and the time after that wait is the relevant one.
-CLOCK = Statement("clock", ["timestamptz"], "SELECT COALESCE($1, STATEMENT_TIMESTAMP())", ages=False)
-
-SAVE = Statement(
-    "save",
-    [f"{_TYPES.get(column, 'text')}[]" for column in _COLUMNS],
-    f"""
-UPDATE {JOB} AS j SET {", ".join(f"{column} = r.{column}" for column in _COLUMNS[1:])}
-FROM {unnest(*range(1, len(_COLUMNS) + 1))} AS r ({", ".join(_COLUMNS)}) WHERE j.id = r.id""",
-    gives_rows=False,
-)
+CLOCK = Command("faktory_clock", ["timestamptz"], "SELECT COALESCE($1, STATEMENT_TIMESTAMP())")
 
 
 def lock_failed_calls(jids: Collection[str], now: datetime | None) -> list[Call]:
     """Return the calls that lock and read jobs reported as failed, and then read the time."""
-    return [(FAILING, [list(jids)]), (CLOCK, [now])]
+    return [(function("faktory_failing_1"), [list(jids)]), (CLOCK, [now])]
 
 
 def save_calls(
@@ -63,9 +40,8 @@ def save_calls(
     """
     calls: list[Call] = []
     if changed:
-        # One array per column, for `unnest`: the statement's text does not depend on the number of rows.
         columns: list[list[Any]] = [list(column) for column in zip(*changed, strict=True)]
-        calls.append((SAVE, columns))
+        calls.append((function("faktory_save_1"), columns))
     if tally != Tally():
         calls.append(
             (ADD_TO_COUNTERS, [day.date(), counter_slot(connection), tally.processed, tally.failed, tally.late])

@@ -13,47 +13,28 @@ import msgspec
 from django.db.backends.base.base import BaseDatabaseWrapper
 
 from ....core.payloads import Ack, Reservation
-from ..base import COUNTER, DELIVERY_LEASE_S, JOB, WORKER, counter_slot
+from ..base import COUNTER, DELIVERY_LEASE_S, JOB, counter_slot
 from ..values import AckResult, ClaimPlan, Ended, EndedRun
 from .calls import function
-from .limits import closed_queues
 from .pipeline import Rows
-from .prepared import Call, Statement, unnest
+from .prepared import Call, Command
 
 NOT_HELD = "FK001"
 """SQLSTATE of `faktory_end_1` with `is_last`: a job is no longer held as it was."""
 
-COUNT_CLAIMABLE = Statement(
-    "count_claimable",
-    ["text[]", "int", "text[]", "timestamptz"],
-    f"""
-SELECT q.name, (SELECT COUNT(*) FROM (
-    SELECT 1 FROM {JOB} WHERE state = 'enqueued' AND queue = q.name
-      AND (expires_at IS NULL OR expires_at > COALESCE($4, STATEMENT_TIMESTAMP())) LIMIT $2) AS ready), FALSE
-  FROM {unnest(1)} AS q (name)
-  WHERE q.name <> ALL ({closed_queues(4)})
-UNION ALL SELECT wid, 0, TRUE FROM {WORKER} WHERE wid = ANY ($3) AND state <> 'running'""",
-)
-
-MARK_SUCCEEDED = Statement(
-    "keep",
-    ["bigint[]", "text[]", "timestamptz"],
-    f"""
+MARK_SUCCEEDED = f"""
 UPDATE {JOB} AS j SET state = 'succeeded', reserved_until = NULL, unique_key = NULL, lock_token = NULL, permits = NULL,
-  result = r.result, finished_at = $3, purge_at = $3 + make_interval(secs => j.result_ttl)
-FROM {unnest(1, 2)} AS r (id, result) WHERE j.id = r.id""",
-    gives_rows=False,
-)
+  result = r.result, finished_at = %s, purge_at = %s + make_interval(secs => j.result_ttl)
+FROM unnest(%s::bigint[], %s::text[]) AS r (id, result) WHERE j.id = r.id"""
 
-ADD_TO_COUNTERS = Statement(
-    "count",
+ADD_TO_COUNTERS = Command(
+    "faktory_count",
     ["date", "bigint", "int", "int", "int"],
     f"""
 INSERT INTO {COUNTER} AS c (day, slot, processed, failed, late) VALUES ($1, $2, $3, $4, $5)
 ON CONFLICT (day, slot) DO UPDATE SET processed = c.processed + excluded.processed,
   failed = c.failed + excluded.failed, late = c.late + excluded.late""",
     gives_rows=False,
-    ages=False,
 )
 
 _json = msgspec.json.Encoder()

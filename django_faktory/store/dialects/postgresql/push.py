@@ -16,24 +16,23 @@ from ....core.payloads import JobPayload
 from ..base import JOB, OrderedJobs, unique_key_of
 from ..job_columns import INSERTED, NO_OPTIONS, REPLACED, replaceable
 from ..values import ALL_STORED, PushResult
-from .calls import Command, function
+from .calls import function
 from .pipeline import Rows
-from .prepared import Call, Statement
+from .prepared import Call, Command
 
 _json = msgspec.json.Encoder()
 _NAME = "faktory_push_1"
 
 # No row is locked before the insert: a statement that stores one row holds no other row lock while it waits for this
-# one. It looks nothing up, so its plan never ages.
+# one.
 PUSH_ONE = Command(
-    "push_one",
+    "faktory_push_one",
     ["text", "text", "text", "smallint", "text", "int", "int", "smallint", "int", "timestamptz", "timestamptz"],
     f"""
 INSERT INTO {JOB} AS old ({INSERTED})
 SELECT jid, jobtype, queue, CASE WHEN at > now THEN 'scheduled' ELSE 'enqueued' END, -priority, text, retry,
   reserve_for, backtrace, result_ttl, CASE WHEN at > now THEN at END, CASE WHEN at > now THEN NULL ELSE now END
-FROM (VALUES ($1::text, $2::text, $3::text, $4::smallint, $5::text, $6::int, $7::int, $8::smallint, $9::int,
-  $10::timestamptz, COALESCE($11::timestamptz, STATEMENT_TIMESTAMP())))
+FROM (VALUES ($1, $2, $3, $4, $5, $6, $7, $8, $9, $10, COALESCE($11, STATEMENT_TIMESTAMP())))
   AS j (jid, jobtype, queue, priority, text, retry, reserve_for, backtrace, result_ttl, at, now)
 ON CONFLICT (jid) DO UPDATE SET {", ".join(f"{column} = excluded.{column}" for column in REPLACED)}
 WHERE {replaceable("old.")}""",
@@ -51,7 +50,7 @@ def lock_call(jobs: OrderedJobs, now: datetime | None) -> Call:
 def push_call(jobs: OrderedJobs, now: datetime | None, *, may_exist: bool) -> Call:
     """Return the call that stores jobs with distinct jids, in the given order."""
     # Behind a pooler each use of the statement is planned, and the function takes two thirds of the time.
-    if len(jobs) == 1 and jobs[0][1].options is None and Statement.works:
+    if len(jobs) == 1 and jobs[0][1].options is None and Command.works:
         [(place, job)] = jobs
         ready_at = now + timedelta(microseconds=place) if now else None
         values = [job.jid, job.jobtype, job.queue, job.priority, job.text, job.retry, job.reserve_for, job.backtrace]

@@ -1,0 +1,27 @@
+-- Count the jobs that a claim could take now, at most `at_most` of each queue, and find the workers that get none.
+--
+-- Rows: name and number for each queue, without those that a pause or a limiter closes (ADR 0016); and the quiet or terminating
+-- ones of the workers. Without bitmap scans, which read each dead entry of the index again, and every job instead of `at_most`.
+CREATE OR REPLACE FUNCTION faktory_waiting_1 (
+  queues text[], at_most int, wids text[], moment timestamptz
+)
+RETURNS TABLE (name text, size bigint, is_wid boolean)
+LANGUAGE plpgsql
+SET enable_seqscan = off SET enable_bitmapscan = off SET jit = off SET plan_cache_mode = force_generic_plan AS $$
+#variable_conflict use_column
+DECLARE
+  clock timestamptz := COALESCE(moment, statement_timestamp());
+BEGIN
+  RETURN QUERY
+  SELECT q.name, (SELECT COUNT(*) FROM (
+      SELECT 1 FROM django_faktory_job
+      WHERE state = 'enqueued' AND queue = q.name AND (expires_at IS NULL OR expires_at > clock) LIMIT at_most) AS ready),
+    FALSE
+  FROM unnest(queues) AS q (name)
+  WHERE q.name <> ALL (ARRAY(
+    SELECT name::text FROM django_faktory_queue WHERE paused_at IS NOT NULL
+    UNION ALL SELECT name::text FROM django_faktory_limiter
+    WHERE scope = 'queue' AND (is_paused OR in_use >= concurrency OR opens_at > clock)))
+  UNION ALL
+  SELECT w.wid::text, 0, TRUE FROM django_faktory_workerprocess AS w WHERE w.wid = ANY (wids) AND w.state <> 'running';
+END $$;
