@@ -273,9 +273,7 @@ class PostgresqlDialect(Dialect):
 
     def reserve_keys(self, cursor: CursorWrapper, keys: Sequence[str]) -> None:
         """Wait for claims that insert lock rows of these keys; later ones leave them alone (`faktory_acquire_1`)."""
-        cursor.execute(
-            "SELECT pg_advisory_xact_lock(hashtextextended(key, 0)) FROM unnest(%s::text[]) AS key", [[*keys]]
-        )
+        cursor.execute(_RESERVE_KEYS, [[*keys]])
 
     def find_ready(self, cursor: CursorWrapper, keys: Sequence[str]) -> Rows:
         """Return the ready jobs of these keys, at most 1,000 of each."""
