@@ -95,7 +95,7 @@ def parse_job(text: str, *, is_shallow: bool = False) -> JobPayload:
         jsontext.refuse_long(text, error)
         job = _read_each_member(text)
     # msgspec accepts too many levels and repeated keys, W7 does not.
-    if not is_shallow and text.count("{") + text.count("[") > jsontext.MAX_DEPTH:
+    if not is_shallow:
         jsontext.check_depth(text)
     args = ABSENT if job.args is UNSET else str(job.args, "utf-8")
     custom_text = ABSENT if job.custom is UNSET else str(job.custom, "utf-8")

@@ -139,7 +139,7 @@ class ReleasedLock(Row):
 
 @extend_schema_serializer(many=False)  # one object, although the action is named `list`
 @serializer_of
-class Statistics(Row):
+class StatisticsRow(Row):
     """Totals and counts of all jobs, queues, workers and batches."""
 
     processed = Number("Jobs that ended, with or without success.")

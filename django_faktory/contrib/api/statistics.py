@@ -31,7 +31,7 @@ class Statistics(ApiView, ViewSet):
         description="Totals are exact; jobs, queues and batches are counted up to `counted_to`. The counts are at "
         "most 1 s old, or at most 10 times the duration of their read if that is longer. `/metrics` and INFO count "
         "everything.",
-        responses=answers.Statistics,
+        responses=answers.StatisticsRow,
     )
     def list(self, request: Request) -> Response:  # noqa: ARG002
         """Return one shared snapshot of the statistics."""

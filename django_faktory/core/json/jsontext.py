@@ -131,8 +131,10 @@ _ABSENT_ITEM = msgspec.Raw(b"")
 
 def check_depth(text: str) -> None:
     """Raise InvalidPayload if `text` nests deeper than MAX_DEPTH; the outer object is level 1."""
-    for _ in check_depth_in_parts(text):
-        pass
+    # Repeated here, because the worker reads each job: one call less.
+    if text.count("{") + text.count("[") > MAX_DEPTH:
+        for _ in check_depth_in_parts(text):
+            pass
 
 
 def check_depth_in_parts(text: str, *, part: int = PART) -> Generator[None]:

@@ -2,6 +2,7 @@
 
 import re
 import threading
+from pathlib import Path
 
 import pytest
 from django.core.management import CommandError, call_command
@@ -46,6 +47,12 @@ def change():
     execute(functions.read()[PUSH].text.replace("BEGIN\n", "BEGIN -- changed\n", 1))
 
 
+def change_option():
+    [file] = Path(functions.__file__).parent.glob(f"{PUSH}.sql")
+    text = file.read_text(encoding="utf-8")
+    execute(functions.parse(PUSH, text.replace("LANGUAGE plpgsql\n", "LANGUAGE plpgsql SET jit = on\n", 1)).text)
+
+
 def add_parameter():
     execute(f"CREATE FUNCTION {PUSH} (jobs json, more int DEFAULT 0) RETURNS int LANGUAGE sql AS 'SELECT 1'")
 
@@ -61,7 +68,7 @@ def replace_by_procedure():
     execute(f"CREATE PROCEDURE {PUSH} (what int) LANGUAGE sql AS 'SELECT 1'")
 
 
-@pytest.mark.parametrize("spoil", [drop, change, add_parameter, change_result, replace_by_procedure])
+@pytest.mark.parametrize("spoil", [drop, change, change_option, add_parameter, change_result, replace_by_procedure])
 def test_migrate_installs_what_is_missing_or_differs(spoil):
     spoil()
     assert functions.find_outdated(connection) == [PUSH]

@@ -59,13 +59,30 @@ class StoredFunction(NamedTuple):
     def md5(self) -> str:
         """The MD5 sum of the body, which PostgreSQL keeps unchanged in `prosrc`."""
         [body] = _BODY.findall(self.text)
-        return hashlib.md5(body.encode(), usedforsecurity=False).hexdigest()
+        return _md5(body)
+
+
+def _md5(text: str) -> str:
+    return hashlib.md5(text.encode(), usedforsecurity=False).hexdigest()
 
 
 @functools.cache
 def read() -> dict[str, StoredFunction]:
     """Return the functions of this version by name."""
-    return {path.stem: _parse(path) for path in sorted(Path(__file__).parent.glob("*.sql"))}
+    paths = sorted(Path(__file__).parent.glob("*.sql"))
+    return {path.stem: parse(path.stem, path.read_text(encoding="utf-8")) for path in paths}
+
+
+def parse(name: str, text: str) -> StoredFunction:
+    """Return the function that this text creates. Raises ValueError if it creates another one."""
+    header = _HEADER.search(text)
+    if header is None or header["name"] != name:
+        raise ValueError(f"{name}.sql: expected CREATE OR REPLACE FUNCTION {name} (…) RETURNS")
+    parameters = _COMMENT.sub("", header["parameters"])
+    types = [" ".join(parameter.split()[1:]) for parameter in parameters.split(",") if parameter.strip()]
+    # PostgreSQL keeps the body as it is, and the rest in columns of its own: in the body, the sum of the whole text
+    # shows a change of an option or of the result too.
+    return StoredFunction(name, tuple(types), text.replace("AS $$", f"AS $$ -- {_md5(text)}", 1))
 
 
 def sql() -> str:
@@ -138,16 +155,6 @@ def undefined(error: BaseException) -> str:
     if error_code(error) != _UNDEFINED:
         return ""
     return next((name for name in read() if f"{name}(" in str(error)), "")
-
-
-def _parse(path: Path) -> StoredFunction:
-    text = path.read_text(encoding="utf-8")
-    header = _HEADER.search(text)
-    if header is None or header["name"] != path.stem:
-        raise ValueError(f"{path}: expected CREATE OR REPLACE FUNCTION {path.stem} (…) RETURNS")
-    parameters = _COMMENT.sub("", header["parameters"])
-    types = [" ".join(parameter.split()[1:]) for parameter in parameters.split(",") if parameter.strip()]
-    return StoredFunction(path.stem, tuple(types), text)
 
 
 def _has_tables(cursor: CursorWrapper) -> bool:
