@@ -5,6 +5,7 @@ all of it at no cost, and hold many rows later. Pages are counted, not milliseco
 """
 
 import itertools
+import json
 
 import pytest
 from django.db import connection
@@ -14,6 +15,7 @@ from django_faktory.store.dialects.base import insertion_order
 from django_faktory.store.dialects.postgresql.calls import function
 from django_faktory.store.dialects.postgresql.push import push_call
 from django_faktory.store.dialects.values import FailureColumns
+from tests.waiting import wait_until
 
 pytestmark = [
     pytest.mark.slow,
@@ -43,7 +45,7 @@ def held():
     with connection.cursor() as cursor:
         cursor.execute(
             """UPDATE django_faktory_job SET state = 'working', wid = 'w1', attempt = 1, claim = -1, started_at = now(),
-              reserved_until = now(), finished_at = NULL, purge_at = NULL
+              reserved_until = now(), finished_at = NULL, purge_at = NULL, lock_key = NULL
             WHERE id = ANY (ARRAY(SELECT id FROM django_faktory_job ORDER BY id DESC LIMIT 5)) RETURNING jid"""
         )
         return [jid for (jid,) in cursor.fetchall()]
@@ -57,6 +59,36 @@ def confirm():
 def extend():
     jids = held()
     return function("faktory_extend_1"), [jids, [1] * len(jids), ["w1"] * len(jids), 60.0, None]
+
+
+def end(**columns):
+    """End jobs whose rows have these columns."""
+    reports = json.dumps([{"jid": jid, "wid": "w1", "attempt": 1, "result": "1"} for jid in held()])
+    for column, value in columns.items():
+        execute(f"UPDATE django_faktory_job SET {column} = {value} WHERE state = 'working'")
+    return function("faktory_end_1"), [reports, 5, ["row-40"], 1, None, False]
+
+
+def claim(name="default"):
+    return function("faktory_claim_1"), [[name, "empty"], [2, 2], "w1", 3, 1, 60.0, None, 60.0, None, False]
+
+
+def hand_off():
+    """End the holder of a lock for which two other jobs wait."""
+    jid = held()[0]
+    number = next(numbers)
+    execute(
+        f"""INSERT INTO django_faktory_joblock (lock_key, jid, attempt, wid, lease, acquired_at, expires_at, is_lapsed)
+        VALUES ('hot-{number}', '{jid}', 1, 'w1', '1 min', now(), now() + interval '1 min', FALSE)""",
+        f"""UPDATE django_faktory_job SET lock_key = 'hot-{number}',
+          lock_token = (SELECT id FROM django_faktory_joblock WHERE lock_key = 'hot-{number}') WHERE jid = '{jid}'""",
+        f"""INSERT INTO django_faktory_job (jid, jobtype, queue, state, sort_priority, payload, retry, reserve_for,
+          backtrace, enqueued_at, lock_key)
+        SELECT 'hot-{number}-' || n, 't', 'hot', 'blocked', 0, '', 25, 1800, 0, now(), 'hot-{number}'
+        FROM generate_series(1, 2) AS n""",
+    )
+    values = [jid, "w1", 1, None, ["hot"], "w1", 1, 1, 60.0, None, 60.0, None]
+    return function("faktory_hand_off_1"), values
 
 
 def save():
@@ -76,6 +108,12 @@ CALLS = {
     "stored already": lambda: push_again(["row-1", "row-2", "row-3"]),
     "confirmed": confirm,
     "extended": extend,
+    "ended": end,
+    "ended, kept": lambda: end(result_ttl=60),
+    "ended, with permits": lambda: end(result_ttl=60, permits="',1,'"),
+    "claimed": claim,
+    "prefetched": lambda: (function("faktory_prefetch_1"), [["default", "empty"], [2, 2], 1, 60.0, ["w1"], None]),
+    "handed off": hand_off,
     "failing": lambda: (function("faktory_failing_1"), [held()]),
     "saved": save,
     "waiting": lambda: (function("faktory_waiting_1"), [["default", "empty"], 5, ["w1"], None]),
@@ -99,14 +137,14 @@ def execute(*statements):
             cursor.execute(statement)
 
 
-def grow():
+def grow(rows=ROWS):
     execute(
         f"""INSERT INTO django_faktory_job (jid, jobtype, queue, state, sort_priority, payload, retry, reserve_for,
           backtrace, enqueued_at, finished_at, purge_at, lock_key)
         SELECT 'row-' || n, 't', 'default', CASE WHEN n % 10 = 0 THEN 'succeeded' ELSE 'enqueued' END, 0,
           repeat('x', 800), 25, 1800, 0, CASE WHEN n % 10 > 0 THEN now() END, CASE WHEN n % 10 = 0 THEN now() END,
           CASE WHEN n % 10 = 0 THEN now() END, CASE WHEN n % 2 = 0 THEN 'lock-' || n END
-        FROM generate_series(1, {ROWS}) AS n"""
+        FROM generate_series(1, {rows}) AS n"""
     )
 
 
@@ -119,16 +157,20 @@ def without_autovacuum():
 
 
 @pytest.mark.parametrize("is_analyzed", [False, True], ids=["not analyzed", "analyzed"])
-@pytest.mark.parametrize("is_vacuumed", [False, True], ids=["never vacuumed", "vacuumed when empty"])
-def test_a_call_reads_few_pages_when_the_table_grows_and_is_emptied_under_the_session(is_analyzed, is_vacuumed):
+@pytest.mark.parametrize("start", ["never vacuumed", "vacuumed when empty", "analyzed when small"])
+def test_a_call_reads_few_pages_when_the_table_grows_and_is_emptied_under_the_session(is_analyzed, start):
     connection.close()  # a session without plans
-    if is_vacuumed:
+    if start == "vacuumed when empty":
         execute("TRUNCATE django_faktory_job CASCADE", "VACUUM ANALYZE django_faktory_job")
+    if start == "analyzed when small":
+        grow(100)
+        execute("ANALYZE django_faktory_job")
     for _ in range(7):  # the fifth use decides about the plan that is kept
         for make in CALLS.values():
             pages(make())
-        execute("DELETE FROM django_faktory_job")
-    read = {}
+        if start != "analyzed when small":
+            execute("DELETE FROM django_faktory_job")
+    execute("DELETE FROM django_faktory_job")
     grow()
     for step in ("grown", "emptied", "grown again"):
         if step == "emptied":
@@ -138,7 +180,8 @@ def test_a_call_reads_few_pages_when_the_table_grows_and_is_emptied_under_the_se
             grow()
         if is_analyzed:
             execute("ANALYZE django_faktory_job")
-        # Of two calls the cheaper one: the first may plan again, and the planner reads up to 100 pages to find each end
-        # of an index whose rows are deleted. A plan that reads the table does so in both.
-        read |= {(step, name): min(pages(make()), pages(make())) for name, make in CALLS.items()}
-    assert {place: count for place, count in read.items() if count > PAGES} == {}
+        for name, make in CALLS.items():
+            # The first call may plan again, and then reads up to 100 pages at each end of an index whose rows are
+            # deleted; index entries are read again while a transaction anywhere may still see their rows. A plan that
+            # reads the table does so at each call.
+            wait_until(lambda make=make: pages(make()) <= PAGES, 20, what=f"{name}, {step}: at most {PAGES} pages")

@@ -91,7 +91,7 @@ BEGIN
       UPDATE django_faktory_limiter AS g SET in_use = g.in_use + CASE WHEN g.concurrency IS NULL THEN 0 ELSE filled.jobs END,
         tokens = CASE WHEN g.rate IS NULL THEN g.tokens ELSE filled.tokens - filled.jobs END,
         filled_at = GREATEST(g.filled_at, clock)
-      FROM filled WHERE g.id = filled.id AND (SELECT COUNT(*) FROM need) = (
+      FROM filled WHERE g.id = ANY (ARRAY(SELECT id FROM filled)) AND g.id = filled.id AND (SELECT COUNT(*) FROM need) = (
         SELECT COUNT(*) FROM filled WHERE is_full IS NOT TRUE AND (rate IS NULL OR tokens >= jobs));
       is_refused := NOT FOUND;
     END IF;
@@ -99,7 +99,8 @@ BEGIN
       texts := ARRAY(
         SELECT CASE WHEN i.place = ANY (places) THEN CASE WHEN is_refused THEN '' ELSE (
           SELECT ',' || string_agg(l.id::text, ',' ORDER BY l.id) || ','
-          FROM unnest(places, limiters) AS asked (place, id) JOIN django_faktory_limiter AS l USING (id)
+          FROM unnest(places, limiters) AS asked (place, id)
+          CROSS JOIN LATERAL (SELECT id, concurrency FROM django_faktory_limiter WHERE id = asked.id OFFSET 0) AS l
           WHERE asked.place = i.place AND l.concurrency IS NOT NULL) END END
         FROM unnest(ids) WITH ORDINALITY AS i (id, place) ORDER BY i.place);
     END IF;

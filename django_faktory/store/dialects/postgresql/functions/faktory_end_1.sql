@@ -4,8 +4,8 @@
 -- `reports` is a JSON array of jid, wid, attempt and result; reports of others than the holder are counted as late. The rows
 -- with the jids in `pushed`, which this transaction is about to insert, are locked too: all rows in one order (ADR 0024).
 -- Rows: 'ended'; 'member' for a job of a batch, which is left unchanged; and those of `faktory_free_locks_1` and
--- `faktory_free_permits_1`, with the name in the column `queue`. With `is_last`, the reports must end all their jobs: otherwise the function fails, so that the
--- COMMIT behind it in the same message has no effect (ADR 0007).
+-- `faktory_free_permits_1`, with the name in the column `queue`. With `is_last`, the reports must end all their jobs:
+-- otherwise the function fails, so that the COMMIT behind it in the same message has no effect (ADR 0007).
 CREATE OR REPLACE FUNCTION faktory_end_1 (
   reports json, reported int, pushed text[], own_slot bigint, moment timestamptz, is_last boolean
 )
@@ -27,10 +27,11 @@ DECLARE
   permits text[];
   clock timestamptz;
 BEGIN
-  -- Jobs without permits and batches. Rows are found by jid alone, and their state is checked once they are locked: with the state in the lookup,
-  -- the planner takes the partial index of working jobs, and walks over every job of the last minute. They are locked by a
-  -- sub-select for each id, in the order of the ids: an ORDER BY beside FOR UPDATE lets the planner walk over the whole table
-  -- in that order, with a plan that it made while the table was small.
+  -- Jobs without permits and batches. Rows are found by jid alone, and their state is checked once they are locked: with
+  -- the state in the lookup, the planner takes the partial index of working jobs, and walks over every job of the last
+  -- minute. They are locked by a sub-select for each id, in the order of the ids: an ORDER BY beside FOR UPDATE lets the
+  -- planner walk over the whole table in that order, with a plan that it made while the table was small. For the same
+  -- reason rows are written by an array of their ids: `j.id = held.id` alone was a walk over all jobs at each end.
   RETURN QUERY
   WITH asked AS MATERIALIZED (
     SELECT * FROM json_to_recordset(reports) AS r (jid text COLLATE "C", wid text COLLATE "C", attempt int, result text)),
@@ -54,7 +55,7 @@ BEGIN
   kept AS (
     UPDATE django_faktory_job AS j SET state = 'succeeded', reserved_until = NULL, unique_key = NULL, lock_token = NULL,
       permits = NULL, result = held.result, finished_at = now, purge_at = now + make_interval(secs => j.result_ttl)
-    FROM held WHERE j.id = held.id AND held.result_ttl IS NOT NULL),
+    FROM held WHERE j.id = held.id AND j.id = ANY (ARRAY(SELECT id FROM held WHERE result_ttl IS NOT NULL))),
   counted AS (
     INSERT INTO django_faktory_counter AS c (day, slot, processed, failed, late)
     SELECT (MAX(now) AT TIME ZONE 'UTC')::date, own_slot, COUNT(*), 0, 0 FROM held HAVING COUNT(*) > 0

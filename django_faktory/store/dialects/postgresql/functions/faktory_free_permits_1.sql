@@ -1,7 +1,8 @@
 -- Return permits of ended runs to their limiters, and make jobs ready that wait for one (ADR 0016).
 --
--- `permits` has the texts of the jobs' columns. Rows: 'ready' with queue and jid of a job that became ready, or with a queue that is open again; 'limiter' with the id of one
--- that Python has to look at after the commit, because jobs wait for its rate, or one of them was locked.
+-- `permits` has the texts of the jobs' columns. Rows: 'ready' with queue and jid of a job that became ready, or with a
+-- queue that is open again; 'limiter' with the id of one that Python has to look at after the commit, because jobs wait
+-- for its rate, or one of them was locked.
 CREATE OR REPLACE FUNCTION faktory_free_permits_1 (
   permits text[]
 )

@@ -18,7 +18,7 @@ RETURNS TABLE (
   lock_token bigint
 )
 LANGUAGE plpgsql
-SET enable_seqscan = off SET jit = off SET plan_cache_mode = force_generic_plan AS $$
+SET enable_seqscan = off SET enable_bitmapscan = off SET jit = off SET plan_cache_mode = force_generic_plan AS $$
 #variable_conflict use_column
 DECLARE
   clock timestamptz := COALESCE(moment, clock_timestamp());
@@ -38,11 +38,7 @@ BEGIN
     SELECT id, lock_key FROM django_faktory_joblock WHERE id = (SELECT lock_token FROM held) FOR UPDATE),
   open AS MATERIALIZED (
     SELECT slot.queue, slot.place FROM unnest(queues) WITH ORDINALITY AS slot (queue, place)
-    WHERE slot.queue <> ALL (ARRAY(
-      SELECT name::text FROM django_faktory_queue WHERE paused_at IS NOT NULL
-      UNION ALL
-      SELECT name::text FROM django_faktory_limiter
-      WHERE scope = 'queue' AND (is_paused OR in_use >= concurrency OR opens_at > clock)))),
+    WHERE slot.queue <> ALL (ARRAY(SELECT name FROM faktory_closed_queues_1(clock) AS closed (name)))),
   next AS MATERIALIZED (
     SELECT open.place, j.* FROM open CROSS JOIN LATERAL (
       SELECT id, jobtype, queue, sort_priority, enqueued_at, expires_at, limiter, limit_key FROM django_faktory_job
@@ -52,8 +48,8 @@ BEGIN
   heir AS MATERIALIZED (
     SELECT j.id FROM next AS j
     WHERE j.limiter IS NULL AND j.limit_key IS NULL AND (j.expires_at IS NULL OR j.expires_at > clock)
-      AND j.jobtype <> ALL (ARRAY(SELECT name::text FROM django_faktory_limit WHERE scope = 'task'))
-      AND j.queue <> ALL (ARRAY(SELECT name::text FROM django_faktory_limit WHERE scope = 'queue'))
+      AND j.jobtype <> ALL (ARRAY(SELECT name FROM faktory_limited_names_1('task') AS limited (name)))
+      AND j.queue <> ALL (ARRAY(SELECT name FROM faktory_limited_names_1('queue') AS limited (name)))
       AND NOT EXISTS (SELECT FROM django_faktory_workerprocess WHERE wid = claimer AND state <> 'running')
       AND NOT EXISTS (
         SELECT FROM open CROSS JOIN LATERAL (
@@ -63,24 +59,24 @@ BEGIN
         WHERE open.place <= j.place AND (open.place, ready.sort_priority, ready.enqueued_at, ready.id)
           < (j.place, j.sort_priority, j.enqueued_at, j.id))),
   gone AS (
-    DELETE FROM django_faktory_job AS j USING held, heir WHERE j.id = held.id AND held.result_ttl IS NULL),
+    DELETE FROM django_faktory_job WHERE id = (SELECT held.id FROM held, heir WHERE held.result_ttl IS NULL)),
   kept AS (
     UPDATE django_faktory_job AS j SET state = 'succeeded', reserved_until = NULL, unique_key = NULL, lock_token = NULL,
       permits = NULL, result = outcome, finished_at = clock, purge_at = clock + make_interval(secs => j.result_ttl)
-    FROM held, heir WHERE j.id = held.id AND held.result_ttl IS NOT NULL),
+    WHERE j.id = (SELECT held.id FROM held, heir WHERE held.result_ttl IS NOT NULL)),
   token AS MATERIALIZED (
     SELECT nextval(pg_get_serial_sequence('django_faktory_joblock', 'id')) AS id FROM heir),
   taken AS (
     UPDATE django_faktory_job AS j SET state = 'working', wid = claimer, attempt = j.attempt + 1, started_at = clock,
       run_at = NULL, reserved_until = clock + make_interval(secs => LEAST(GREATEST(j.reserve_for, at_least_s), at_most_s)),
       claim = mark, lock_token = token.id, unique_key = CASE WHEN j.unique_until_start THEN NULL ELSE j.unique_key END
-    FROM heir, token WHERE j.id = heir.id
+    FROM token WHERE j.id = (SELECT id FROM heir)
     RETURNING j.*),
   moved AS (
     UPDATE django_faktory_joblock AS l SET id = token.id, jid = taken.jid, attempt = taken.attempt, wid = claimer,
       lease = make_interval(secs => lease_s), acquired_at = clock, expires_at = clock + make_interval(secs => lease_s),
       is_lapsed = FALSE
-    FROM mine, taken, token WHERE l.id = mine.id),
+    FROM taken, token WHERE l.id = (SELECT id FROM mine)),
   counted AS (
     INSERT INTO django_faktory_counter AS c (day, slot, processed, failed, late)
     SELECT (clock AT TIME ZONE 'UTC')::date, own_slot, 1, 0, 0 FROM heir

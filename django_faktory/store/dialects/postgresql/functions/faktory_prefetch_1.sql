@@ -7,12 +7,12 @@ CREATE OR REPLACE FUNCTION faktory_prefetch_1 (
   queues text[], rooms int[], mark bigint, lease_s float8, candidates text[], moment timestamptz
 )
 RETURNS TABLE (
-  kind text, place int, sort_priority smallint, id bigint, jid text, queue text, payload text, wid text, attempt int, created_at timestamptz,
-  enqueued_at timestamptz, started_at timestamptz, failure text, history text, reserve_for int, result_ttl int,
-  jobtype text, lock_key text, limit_key text, permits text, is_batchless boolean, lock_token bigint
+  kind text, place int, sort_priority smallint, id bigint, jid text, queue text, payload text, wid text, attempt int,
+  created_at timestamptz, enqueued_at timestamptz, started_at timestamptz, failure text, history text,
+  reserve_for int, result_ttl int, jobtype text, lock_key text, limit_key text, permits text, is_batchless boolean, lock_token bigint
 )
 LANGUAGE plpgsql
-SET enable_seqscan = off SET jit = off SET plan_cache_mode = force_generic_plan AS $$
+SET enable_seqscan = off SET enable_bitmapscan = off SET jit = off SET plan_cache_mode = force_generic_plan AS $$
 #variable_conflict use_column
 DECLARE
   clock timestamptz := COALESCE(moment, clock_timestamp());
@@ -27,16 +27,14 @@ BEGIN
       FROM unnest(queues, rooms) AS slot (queue, room)
       CROSS JOIN LATERAL (
         SELECT id, sort_priority, enqueued_at, sort_priority = 0 AND lock_key IS NULL AND limit_key IS NULL
-            AND jobtype <> ALL (ARRAY(SELECT name::text FROM django_faktory_limit WHERE scope = 'task')) AND queue <> ALL (ARRAY(SELECT name::text FROM django_faktory_limit WHERE scope = 'queue')) AND NOT unique_until_start
+            AND jobtype <> ALL (ARRAY(SELECT name FROM faktory_limited_names_1('task') AS limited (name)))
+            AND queue <> ALL (ARRAY(SELECT name FROM faktory_limited_names_1('queue') AS limited (name)))
+            AND NOT unique_until_start
             AND (expires_at IS NULL OR expires_at > clock + make_interval(secs => lease_s)) AS is_plain
         FROM django_faktory_job
         WHERE state = 'enqueued' AND queue = slot.queue AND (expires_at IS NULL OR expires_at > clock)
         ORDER BY sort_priority, enqueued_at, id LIMIT slot.room FOR UPDATE SKIP LOCKED) AS ready
-      WHERE slot.queue <> ALL (ARRAY(
-          SELECT name::text FROM django_faktory_queue WHERE paused_at IS NOT NULL
-          UNION ALL
-          SELECT name::text FROM django_faktory_limiter
-          WHERE scope = 'queue' AND (is_paused OR in_use >= concurrency OR opens_at > clock)))
+      WHERE slot.queue <> ALL (ARRAY(SELECT name FROM faktory_closed_queues_1(clock) AS closed (name)))
         AND NOT EXISTS (SELECT FROM django_faktory_workerprocess WHERE wid = ANY (candidates) AND state <> 'running')
     ) AS line
     WHERE line.goes))

@@ -18,10 +18,7 @@ BEGIN
       WHERE state = 'enqueued' AND queue = q.name AND (expires_at IS NULL OR expires_at > clock) LIMIT at_most) AS ready),
     FALSE
   FROM unnest(queues) AS q (name)
-  WHERE q.name <> ALL (ARRAY(
-    SELECT name::text FROM django_faktory_queue WHERE paused_at IS NOT NULL
-    UNION ALL SELECT name::text FROM django_faktory_limiter
-    WHERE scope = 'queue' AND (is_paused OR in_use >= concurrency OR opens_at > clock)))
+  WHERE q.name <> ALL (ARRAY(SELECT name FROM faktory_closed_queues_1(clock) AS closed (name)))
   UNION ALL
   SELECT w.wid::text, 0, TRUE FROM django_faktory_workerprocess AS w WHERE w.wid = ANY (wids) AND w.state <> 'running';
 END $$;
