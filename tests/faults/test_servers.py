@@ -50,20 +50,3 @@ def test_a_rolling_restart_of_servers_neither_loses_nor_duplicates_jobs(arena, d
     assert found.doubled.total() == 0
     assert [code for code, _ in ends] == [0] * len(ends)
     assert max(took for _, took in ends) <= 30
-
-
-def test_two_of_three_servers_can_be_killed_without_losing_jobs(arena, database):
-    run = arena(database)
-    for _ in range(3):
-        run.start_node()
-    run.start_takers(TAKERS)
-    run.start_makers(MAKERS)
-    for _ in range(scaled(4)):
-        run.await_progress("ok", JOBS // scaled(4))
-        for number in run.nodes()[:2]:
-            run.kill_node(number)
-        run.await_progress("end", 5)
-        run.start_node(), run.start_node()
-    found = run.verdict()
-    assert found.lost == found.made_up == found.stuck == set()
-    assert found.doubled.total() == 0
