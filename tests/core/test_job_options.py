@@ -4,8 +4,6 @@ import json
 from datetime import UTC, datetime, timedelta
 
 import pytest
-from hypothesis import given
-from hypothesis import strategies as st
 
 from django_faktory.core.job_options import JobOptions, unique_key
 from django_faktory.core.job_parser import parse_job
@@ -156,16 +154,3 @@ def test_different_arguments_have_different_unique_keys(one, other):
 
 def test_jobtype_and_queue_cannot_be_confused_in_the_unique_key():
     assert unique_key('t","q', "r", "[]") != unique_key("t", 'q","r', "[]")
-
-
-json_values = st.recursive(
-    st.none() | st.booleans() | st.integers() | st.floats(allow_nan=False, allow_infinity=False) | st.text(),
-    lambda inner: st.lists(inner, max_size=3) | st.dictionaries(st.text(), inner, max_size=3),
-    max_leaves=10,
-)
-
-
-@given(st.lists(json_values, max_size=4))
-def test_compact_and_indented_arguments_have_the_same_unique_key(args):
-    spread = json.dumps(args, indent=3, ensure_ascii=False)
-    assert unique_key("t", "q", json.dumps(args, separators=(",", ":"))) == unique_key("t", "q", spread)

@@ -18,7 +18,6 @@ from django_faktory.core.protocol.commands import (
     Fetch,
     Hello,
     Info,
-    Push,
     PushBulk,
     parse,
     parse_hello,
@@ -29,52 +28,6 @@ pytestmark = pytest.mark.core
 
 JOB = '{"jid":"12345678","jobtype":"mail","queue":"default","args":[1,"é",null],"retry":25}'
 OTHER = '{"jid":"abcdefgh","jobtype":"mail","queue":"q","args":[],"retry":-1,"custom":{"n":1.0}}'
-WORKER = WorkerIdentity(wid="4qpc2443vpvai", hostname="localhost", pid=2676, labels=("python", "eu"))
-
-BOTH_WAYS = [
-    ("END", End()),
-    ("INFO", Info()),
-    (f"PUSH {JOB}", Push(parse_job(JOB))),
-    ("PUSHB []", PushBulk([])),
-    (f"PUSHB [{JOB},{OTHER}]", PushBulk([parse_job(JOB), parse_job(OTHER)])),
-    ("FETCH default", Fetch()),
-    ("FETCH critical default low", Fetch(("critical", "default", "low"))),
-    ('ACK {"jid":"12345678"}', AckJob("12345678")),
-    (
-        'FAIL {"jid":"12345678","errtype":"KeyError","message":"no é","backtrace":["a","b"]}',
-        FailJob("12345678", "KeyError", "no é", ("a", "b")),
-    ),
-    ('BEAT {"wid":"4qpc2443vpvai"}', BeatWorker(Beat(wid="4qpc2443vpvai"))),
-    (
-        'BEAT {"wid":"4qpc2443vpvai","current_state":"quiet","rss_kb":54176}',
-        BeatWorker(Beat(wid="4qpc2443vpvai", current_state="quiet", rss_kb=54176)),
-    ),
-]
-
-HELLOS = [
-    ('{"v":2}', Hello()),
-    ('{"v":2,"pwdhash":"1e44"}', Hello(pwdhash="1e44")),
-    (
-        '{"v":2,"wid":"4qpc2443vpvai","hostname":"localhost","pid":2676,"labels":["python","eu"],"pwdhash":"ab"}',
-        Hello(identity=WORKER, pwdhash="ab"),
-    ),
-    (
-        '{"v":2,"wid":"w","hostname":"h","pid":7,"labels":[],"queues":["mail","default"],"threads":5}',
-        Hello(identity=WorkerIdentity(wid="w", hostname="h", pid=7, queues=("mail", "default"), threads=5)),
-    ),
-]
-
-
-@pytest.mark.parametrize(("line", "command"), BOTH_WAYS)
-def test_each_line_parses_to_its_command_and_back(line, command):
-    assert parse(line) == command
-    assert command.line() == f"{line}\r\n".encode()
-
-
-@pytest.mark.parametrize(("text", "hello"), HELLOS)
-def test_a_hello_round_trips_through_its_line(text, hello):
-    assert parse_hello(text) == hello
-    assert hello.line() == f"HELLO {text}\r\n".encode()
 
 
 @pytest.mark.parametrize(

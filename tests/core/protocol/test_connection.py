@@ -7,8 +7,6 @@ import time
 from hashlib import sha256
 
 import pytest
-from hypothesis import given
-from hypothesis import strategies as st
 
 from django_faktory.core.payloads import WorkerIdentity
 from django_faktory.core.protocol import resp
@@ -85,12 +83,6 @@ def test_a_producer_is_identified_after_its_hello():
     assert connection.is_identified
     assert connection.identity == WorkerIdentity()
     assert connection.next_command() is None
-
-
-def test_a_worker_is_identified_by_its_hello():
-    connection = server(Hello(identity=WORKER).line())
-    assert connection.next_command().identity == WORKER
-    assert connection.identity == WORKER
 
 
 @pytest.mark.parametrize(
@@ -222,14 +214,6 @@ def test_the_buffer_is_freed_without_an_extra_next_command_call():
     assert sys.getsizeof(connection._buffer) < 100_000
 
 
-def test_commands_can_be_taken_one_by_one_while_more_bytes_arrive():
-    connection = identified(b"INFO\r\nFETCH a\r\nEN")
-    assert connection.next_command() == Info()
-    assert connection.buffered_bytes == len("FETCH a\r\nEN")
-    connection.receive(b"D\r\nINFO\r\n")
-    assert [connection.next_command() for _ in range(4)] == [Fetch(("a",)), End(), Info(), None]
-
-
 @pytest.mark.parametrize("end", [b"\n", b"\r\n"])
 @pytest.mark.parametrize("is_split", [False, True])
 def test_the_line_length_limit_excludes_the_line_end(end, is_split):
@@ -313,15 +297,6 @@ def test_a_long_unknown_command_is_dropped_and_an_overlong_line_disconnects():
     assert drain(connection) == [(UnknownCommand, "unknown command NOPE"), Info()]
     connection = identified(b"INFO " + long, long, max_command_bytes=3_000_000)
     assert drain(connection) == [(ProtocolError, "command too long: expected at most 3000000 bytes in a line")]
-
-
-@given(st.lists(st.binary(max_size=60)), st.booleans())
-def test_arbitrary_bytes_never_break_the_server_side(pieces, is_known):
-    connection = identified(max_command_bytes=100) if is_known else server(max_command_bytes=100)
-    for piece in pieces:
-        connection.receive(piece)
-        drain(connection)
-        assert connection.buffered_bytes <= 4097
 
 
 # --- the client's side ---

@@ -5,35 +5,10 @@ import pytest
 from django_faktory.core.json.jsontext import compact
 from django_faktory.core.mutation import Mutation
 from django_faktory.core.protocol.commands import parse
-from django_faktory.core.protocol.management import Flush, Mutate, PauseQueues, QueueLatency, RemoveQueues, ResumeQueues
+from django_faktory.core.protocol.management import Mutate, PauseQueues
 from django_faktory.errors import InvalidPayload
 
 pytestmark = pytest.mark.core
-
-
-@pytest.mark.parametrize(
-    "command",
-    [
-        Mutate(Mutation(command="clear", target="dead")),
-        Mutate(Mutation(command="kill", target="retries", jobtype="a type", regexp='*"é ? [a]*')),
-        Mutate(Mutation(command="requeue", target="scheduled", jids=("job-one.", "job two!"))),
-        Mutate(Mutation(command="discard", target="dead", jids=())),
-        PauseQueues(("a", "b")),
-        ResumeQueues(None),
-        RemoveQueues(("a",)),
-        QueueLatency(("a", "b.c-d")),
-        QueueLatency(()),
-        Flush(),
-    ],
-)
-def test_a_management_command_round_trips_through_its_line(command):
-    assert parse(command.line().decode().removesuffix("\r\n")) == command
-
-
-def test_mutate_json_is_sent_without_spaces():
-    """W23: the only space is the one after the verb."""
-    sent = Mutate(Mutation(command="kill", target="dead", jobtype="a b", regexp="* c *")).line().decode()
-    assert sent.count(" ") == 1
 
 
 @pytest.mark.parametrize(

@@ -56,26 +56,10 @@ def test_replies_are_written_as_the_expected_bytes(written, sent):
     assert written == sent
 
 
-@pytest.mark.parametrize(("stream", "reply"), TABLE)
-def test_a_reply_is_parsed_back_at_every_split(stream, reply):
-    for pieces in every_split(stream):
-        assert read(pieces) == [reply]
-
-
 def test_many_replies_are_read_in_order_at_every_split():
     stream = b"".join(sent for sent, _ in TABLE)
     for pieces in every_split(stream):
         assert read(pieces) == [reply for _, reply in TABLE]
-
-
-def test_an_incomplete_reply_is_not_returned():
-    reader = ReplyReader()
-    for piece in (b"", b"$", b"5\r\nhal", b"lo", b"\r"):
-        reader.feed(piece)
-        assert reader.next() is None
-    reader.feed(b"\n")
-    assert reader.next() == BulkString("hallo")
-    assert reader.next() is None
 
 
 @given(st.text(alphabet=st.characters(codec=None, categories=None)))
