@@ -92,10 +92,6 @@ def deep(size, levels=None):
     return filler(levels, b"[") + filler(levels, b"]")
 
 
-def objects_in_steps(verb, head, middle, tail):
-    return lambda size, number: around(f"{verb} ".encode() + head, middle(size), tail)
-
-
 def bulk(size, number, limit=None, **members):
     one = json.dumps({"jobtype": "n", "args": [], "queue": "attacked"} | members)[:-1]
     count = min((size - 100) // (len(one) + 30), 150_000 if limit is None else limit)

@@ -112,11 +112,6 @@ def test_a_password_refused_after_a_successful_login_raises_broker_unavailable()
         broker.close()
 
 
-def test_the_error_for_a_missing_password_names_faktory_url():
-    with scripted([(b"", ASKED)]) as server, pytest.raises(AuthenticationFailed, match="FAKTORY_URL"):
-        RemoteBroker(server.url()).push([job()])
-
-
 def test_reprs_and_errors_of_the_broker_omit_the_password():
     broker = RemoteBroker("tcp://:secret@localhost:1")
     with pytest.raises(BrokerUnavailable) as caught:

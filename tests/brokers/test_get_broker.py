@@ -3,11 +3,9 @@
 import pytest
 from django.core.exceptions import ImproperlyConfigured
 
-from django_faktory.brokers import get_broker, remote_broker
+from django_faktory.brokers import get_broker
 from django_faktory.brokers.orm import OrmBroker
 from django_faktory.brokers.remote import RemoteBroker
-from django_faktory.core.payloads import WorkerIdentity
-from django_faktory.errors import InvalidPayload
 
 pytestmark = pytest.mark.core
 
@@ -31,23 +29,12 @@ def test_the_default_is_an_orm_broker_on_the_configured_database(settings):
     assert (broker.alias, broker.dead_for_s) == ("default", 60)
 
 
-def test_the_broker_is_created_once():
-    assert get_broker() is get_broker()
-
-
 def test_remote_selects_the_server_of_faktory_url(settings, monkeypatch):
     monkeypatch.setenv("FAKTORY_URL", "tcp://:pw@faktory.example:7420")
     settings.FAKTORY = {"BROKER": "remote"}
     broker = get_broker()
     assert type(broker) is RemoteBroker
     assert (str(broker.address), broker.address.password) == ("faktory.example:7420", "pw")
-
-
-def test_an_invalid_url_is_reported_when_the_broker_is_created(settings, monkeypatch):
-    monkeypatch.setenv("FAKTORY_URL", "faktory.example")
-    settings.FAKTORY = {"BROKER": "remote"}
-    with pytest.raises(InvalidPayload, match="Faktory URL: expected"):
-        get_broker()
 
 
 def test_a_dotted_path_selects_a_broker_class_of_the_project(settings):
@@ -67,10 +54,6 @@ def test_changed_settings_create_a_new_broker(settings):
     assert get_broker() is not first
     settings.USE_TZ = True
     assert get_broker() is get_broker()
-
-
-def test_remote_broker_accepts_a_worker_identity():
-    assert remote_broker("tcp://localhost", identity=WorkerIdentity(wid="w"))._identity.wid == "w"
 
 
 def test_without_the_app_the_error_explains_how_to_install_it(settings):

@@ -11,7 +11,6 @@ from django.test import override_settings
 
 from django_faktory import conf
 from django_faktory.checks import settings as settings_checks
-from django_faktory.core.payloads import MAX_RESERVE_FOR, MIN_RESERVE_FOR
 from django_faktory.tasks.compat import Task, task_backends
 from tests.server.raw import CERTIFICATE
 from tests.settings import KIND
@@ -61,11 +60,6 @@ def test_use_tz_false_is_an_error():
 @pytest.mark.parametrize("key", conf.SETTINGS)
 def test_the_default_of_each_setting_satisfies_its_rule(key):
     assert settings_checks.is_valid(key, conf.DEFAULTS[key])
-
-
-def test_the_limits_of_reserve_for_are_those_of_the_protocol():
-    expected = conf.SETTINGS["RESERVE_FOR"].rule.expected
-    assert expected == f"a whole number from {MIN_RESERVE_FOR} to {MAX_RESERVE_FOR}"
 
 
 def test_an_unknown_key_is_an_error_that_suggests_the_nearest():

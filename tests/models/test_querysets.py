@@ -23,8 +23,6 @@ from tests.project.tasks import add
 
 pytestmark = [pytest.mark.portable, pytest.mark.django_db]
 
-TRAITS = [str(state) for state in State if state != State.ENQUEUED]
-
 
 def job_in(state, **fields):
     return JobFactory(**({state: True} if state != "enqueued" else {}), **fields)

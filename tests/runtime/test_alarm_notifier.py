@@ -294,13 +294,6 @@ def test_a_webhook_receives_the_alarms_as_json(webhook):
     assert not mail.outbox
 
 
-def test_an_unreachable_webhook_does_not_end_the_loop(settings):
-    pause_a_queue()
-    settings.FAKTORY = {**settings.FAKTORY, "ALARM_WEBHOOK": "http://127.0.0.1:1/"}
-    assert notifier().run_once(), "the e-mail was sent"
-    assert len(mail.outbox) == 1
-
-
 def test_a_name_with_a_line_break_does_not_end_the_header():
     running_worker()
     JobFactory(queue="a\nBcc: b@example.org", enqueued_at=ago(minutes=9))

@@ -62,10 +62,6 @@ def test_a_heartbeat_takes_three_sql_statements(django_assert_num_queries):
     assert WorkerProcess.objects.get().rss_kb == 7
 
 
-def test_the_job_monitor_sleeps_while_no_job_runs():
-    assert JobMonitor(get_broker(), give_up=lambda *_: None)._pause_s() is None
-
-
 def test_short_jobs_do_not_wake_the_job_monitor_each_time():
     watch = JobMonitor(get_broker(), give_up=lambda *_: None)
     execution = type("Short", (), {"control": InterruptibleControl()})()

@@ -203,21 +203,6 @@ class TestProgress:
         assert running.ended()
         assert limited.reports_progress_atomically.get_result(result.id).progress.percent == 100
 
-    def test_the_last_progress_is_written_when_the_worker_stops(self, work, state):
-        running = work()
-        result = limited.reports_progress.enqueue("a")
-        assert gates["a"].begun.acquire(timeout=60)
-        gates["a"].opened.set()
-        state(result, "succeeded")
-        running.stop()
-        assert running.ended()
-        assert Tracking.objects.get(jid=result.id).percent == 100
-
-    def test_a_coroutine_can_report_progress(self, work):
-        work()
-        result = limited.reports_progress_async.enqueue("a")
-        wait_until(lambda: Tracking.objects.filter(jid=result.id, percent=100).exists())
-
     def test_progress_of_an_atomic_task_is_visible_before_its_commit(self, work):
         work()
         result = limited.reports_progress_atomically.enqueue("a")

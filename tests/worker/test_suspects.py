@@ -83,16 +83,6 @@ class TestWorker:
         for result in (suspect, *others):
             state(result, "succeeded")
 
-    def test_a_suspect_that_waits_too_long_is_postponed(self, work, state):
-        long = passes.enqueue("long")
-        work(concurrency=2, suspect_limits=SuspectLimits(min_wait_s=0.1, wait_share=0.0))
-        assert begun("long")
-        suspect = enqueue_lost(noop)
-        assert state(suspect, "scheduled").losses == 2
-        state(noop.enqueue(), "succeeded")
-        gates["long"].opened.set()
-        state(long, "succeeded")
-
     def test_a_postponed_suspect_is_run_by_another_worker(self, work, state):
         limits = SuspectLimits(min_wait_s=0.1, wait_share=0.0)
         passes.enqueue("long")
@@ -121,12 +111,6 @@ class TestWorker:
         gates["long"].opened.set()
         assert running.ended()
 
-    def test_a_job_with_one_loss_is_not_a_suspect(self, work, state):
-        passes.enqueue("other")
-        work(concurrency=3)
-        assert begun("other")
-        state(enqueue_lost(noop, losses=1), "succeeded")
-
 
 @pytest.mark.core
 class TestHeld:
@@ -145,18 +129,6 @@ class TestHeld:
         assert not held.has_waiting()
         held.settle_alone(is_reported=True)
         assert held.take_next() is suspect
-
-    def test_other_jobs_start_only_after_the_suspect_is_reported(self, held):
-        suspect = reservation(losses=2)
-        held.add_alone(suspect, wait_s=30)
-        held.settle_alone(is_reported=True)
-        assert held.take_next() is suspect
-        held.finish(suspect, Ack(jid=suspect.jid), ran_s=0.1)
-        held.settle_alone(is_reported=False)
-        assert held.wait_for_room(0) == 0
-        assert not held.add([reservation(3)])
-        held.settle_alone(is_reported=True)
-        assert held.wait_for_room(0) > 0
 
     def test_a_second_suspect_is_not_accepted(self, held):
         assert held.add_alone(reservation(1, losses=2), wait_s=30)

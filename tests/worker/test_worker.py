@@ -49,12 +49,6 @@ def listed(running):
 
 
 class TestWork:
-    def test_failures_are_reported(self, work, state):
-        failing, dying = tasks.fails.enqueue(), tasks.async_fails.enqueue("no luck at all")
-        work()
-        assert state(failing, "retries").errtype == "builtins.ValueError"
-        assert "no luck at all" in state(dying, "retries").failure
-
     @override_settings(FAKTORY={"UNKNOWN_JOBTYPE_GRACE": 0})
     def test_a_job_of_unknown_type_fails_and_the_next_job_runs(self, work, state):
         JobFactory(jid="unknown-1", jobtype="unknown.task")
@@ -351,17 +345,6 @@ class TestReports:
         assert running.ended()
         assert broker.came_after == []
         assert Job.objects.get().state == "succeeded"
-
-    def test_reports_that_miss_the_shutdown_timeout_are_logged(self, work, caplog):
-        broker = SlowToTake()
-        passes.enqueue("gate")
-        running = work(broker, shutdown_timeout=0.0, flush_s=0.01)
-        begun("gate")
-        gates["gate"].opened.set()
-        wait_until(running.worker._buffer.is_empty)
-        running.stop()
-        assert running.ended()
-        assert "jobs ended and could not be reported in time" in caplog.text
 
 
 class LosesAnswers(OrmBroker):

@@ -377,19 +377,6 @@ def test_a_retry_at_a_pace_spreads_the_oldest_jobs_first(asked, faktory):
     assert "the last one runs in 8.0 s" in faktory("retry", "retries", "--per-minute", 30).err
 
 
-def test_a_retry_at_a_pace_in_many_steps_keeps_the_pace(asked):
-    count = len(many_dead(CHUNK + 2))
-    assert asked("retry", "dead", "--per-minute", 60)["changed"] == count
-    times = list(Job.objects.retries().order_by("pk").values_list("run_at", flat=True))
-    assert [later - times[0] for later in times] == [timedelta(seconds=number) for number in range(count)]
-
-
-def test_a_retry_at_a_pace_takes_the_newest_jobs_of_a_limit(asked):
-    old, new = dead(), dead()
-    assert asked("retry", "dead", "--per-minute", 30, "--limit", 1)["changed"] == 1
-    assert (states()[old.jid], states()[new.jid]) == ("dead", "retries")
-
-
 @pytest.fixture
 def stop_after_one_step():
     """Press Ctrl-C after the first step of `CHUNK` jobs, once."""

@@ -1,8 +1,6 @@
 """How long jobs stay with real worker processes, and with nodes that are killed. Rules: W19, W20."""
 
 import json
-import os
-import signal
 from contextlib import contextmanager
 from datetime import timedelta
 
@@ -18,13 +16,11 @@ from tests.runtime.processes import tasks
 from tests.runtime.processes.conftest import Meeting
 from tests.runtime.processes.test_nodes import client, kill, nodes  # noqa: F401  (fixtures)
 from tests.server.raw import push, worker
-from tests.standing import suspend_process
 from tests.waiting import wait_until
 
 pytestmark = [pytest.mark.slow, pytest.mark.once_if_quick, pytest.mark.django_db(transaction=True)]
 
 PORT = {"postgresql": "PGPORT", "mysql": "MYSQL_PORT"}
-WORKERS = ("--worker-only", "--processes", "1", "--no-reload")
 TIMEOUT_S = 4
 LEASE_S = 2 * TIMEOUT_S
 """Minimum reservation of a worker's claim."""
@@ -107,21 +103,6 @@ def test_a_living_worker_keeps_its_jobs_through_a_long_database_outage(runfaktor
         meetings[tasks.runs_long].release_task()
         wait_until(lambda: ended.count() == 2, 60, what="both succeeded")
     assert begun(meetings[tasks.runs_long]) == 1
-
-
-def test_a_worker_suspended_beyond_its_timeout_loses_its_jobs(runfaktory, tmp_path):
-    meetings = long_jobs(tmp_path, tasks.runs_long)
-    runfaktory("127.0.0.1:0", "--server-only", "--no-reload", WORKER_TIMEOUT=TIMEOUT_S)
-    pool = runfaktory(*WORKERS, WORKER_TIMEOUT=TIMEOUT_S)
-    all_run(meetings)
-    [child] = pool.children()
-    suspend_process(child.pid)
-    try:
-        wait_until(
-            lambda: Job.objects.filter(state="enqueued", losses=1, failures=0).exists(), 60, what="the job is released"
-        )
-    finally:
-        os.kill(child.pid, signal.SIGCONT)
 
 
 class TestKilledNode:

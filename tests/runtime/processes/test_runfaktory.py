@@ -120,12 +120,6 @@ class TestWorking:
         assert (f"job succeeded jid={result.id} jobtype={noop.jobtype} queue=default" in program.text) == bool(levels)
         assert [level for level in ("INFO", "DEBUG") if f" {level} " in program.text] == levels
 
-    def test_draining_also_ends_the_server(self, runfaktory):
-        result = noop.enqueue()
-        program = runfaktory(ANY_PORT, "--drain", "--processes", "2")
-        assert program.code() == 0
-        assert state_of(result) == "succeeded"
-
 
 class TestStopping:
     @pytest.mark.quick
@@ -227,12 +221,6 @@ class TestOrders:
         assert program.code() == 0
         assert state_of(result) == "enqueued"
 
-    def test_sigtstp_makes_the_worker_quiet(self, runfaktory):
-        program = runfaktory(*WORKER)
-        program.wait_for_log("worker started")
-        program.signal(signal.SIGTSTP)
-        wait_until(lambda: WorkerProcess.objects.filter(state="quiet").exists())
-
     def test_a_terminate_order_in_the_database_replaces_the_worker(self, runfaktory):
         """Check W21: the process ends, and its supervisor keeps the number of processes."""
         program = runfaktory(*WORKER)
@@ -240,16 +228,6 @@ class TestOrders:
         workers.advance([process.wid], "terminate", using="default")
         program.wait_for_log("worker stopped", process.wid)
         wait_until(lambda: WorkerProcess.objects.exclude(wid=process.wid).exists())
-
-    def test_sigttin_logs_the_stacks_of_server_and_workers(self, runfaktory, address, meeting):
-        tasks.waits.enqueue(str(meeting))
-        program = runfaktory(ANY_PORT, "--processes", "1")
-        address(program)
-        meeting.pid()
-        program.signal(signal.SIGTTIN)
-        program.wait_for_log("stacks of all threads", times=2)
-        program.wait_for_log("in waits")
-        meeting.release_task()
 
     def test_a_worker_suspended_beyond_worker_timeout_is_replaced(self, runfaktory, meeting):
         """Check that a worker that was paused beyond WORKER_TIMEOUT is replaced (W20)."""

@@ -2,7 +2,6 @@
 
 import itertools
 import os
-import re
 import signal
 import socket
 import time
@@ -53,16 +52,6 @@ def test_a_wrong_password_for_a_remote_server_exits_with_3(runfaktory, address):
     assert program.code() == 3
     program.wait_for_log("worker cannot start", "assword")
     assert "wr0ng" not in program.text
-
-
-def test_missing_migrations_are_reported_and_exit_with_1(runfaktory):
-    call_command("migrate", "django_faktory", "zero", verbosity=0)
-    try:
-        program = runfaktory(ANY_PORT, "--migrations-wait", "0")
-        assert program.code() == 1
-    finally:
-        call_command("migrate", verbosity=0)
-    assert re.fullmatch(r"CommandError: .*'default' lacks \d+ migrations.*manage\.py migrate", only_line(program))
 
 
 def test_a_database_that_cannot_be_reached_exits_with_3(runfaktory):
