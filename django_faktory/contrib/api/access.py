@@ -98,21 +98,12 @@ class PasswordThrottle(BaseThrottle):
 _MINUTE_S = 60
 
 
-class _ByUser(UserRateThrottle):
-    setting: str
+class RateThrottle(UserRateThrottle):
+    """Throttle of requests per user, by the rate in a setting; without one there is no limit."""
+
+    def __init__(self, setting: str) -> None:
+        self.scope = setting
+        super().__init__()
 
     def get_rate(self) -> str | None:
-        """Return the rate from the project's settings, or None for no limit."""
-        return conf.get(self.setting) or None
-
-
-class ReadThrottle(_ByUser):
-    """Throttle of read requests per user: setting API_READS."""
-
-    scope, setting = "faktory_reads", "API_READS"
-
-
-class WriteThrottle(_ByUser):
-    """Throttle of changing requests per user: setting API_WRITES."""
-
-    scope, setting = "faktory_writes", "API_WRITES"
+        return conf.get(str(self.scope)) or None

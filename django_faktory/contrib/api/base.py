@@ -6,9 +6,12 @@ import re
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from typing import Any, ClassVar
 
+from django.apps import apps
 from django.contrib.auth.models import AnonymousUser
+from django.db.models import Model
 from django.http import Http404
 from django_filters.rest_framework import DjangoFilterBackend
+from drf_spectacular.utils import OpenApiParameter
 from rest_framework import exceptions, status
 from rest_framework.permissions import SAFE_METHODS
 from rest_framework.request import Request
@@ -19,12 +22,22 @@ from rest_framework.views import APIView
 from rest_framework.viewsets import GenericViewSet
 
 from ...brokers import get_broker
+from ...core.logs import get_logger
 from ...core.suggestions import explain_unknown
 from ...models.permissions import may_see
-from .access import HasActionPermission, PasswordThrottle, ReadThrottle, WriteThrottle
+from .access import HasActionPermission, PasswordThrottle, RateThrottle
 from .described import AutoSchema
+from .inputs import ReasonSerializer
 from .problems import JobsElsewhere, handle
 from .rendering import BoundedJson, Browsable, Json
+
+logger = get_logger("django_faktory.api.journal")  # a documented name: projects give it a handler of its own
+
+ADDED, CHANGED, DELETED = 1, 2, 3
+"""Action flags of Django's admin log, copied here: the admin need not be installed."""
+
+REASON = OpenApiParameter("reason", description="Reason for the log.")
+"""Parameter of a DELETE, which has no body."""
 
 
 class ApiView(APIView):
@@ -75,7 +88,7 @@ class ApiView(APIView):
 
     def get_throttles(self) -> list[BaseThrottle]:
         """Return the throttle; reads and changes are counted separately."""
-        return [ReadThrottle() if self.request.method in SAFE_METHODS else WriteThrottle()]
+        return [RateThrottle("API_READS" if self.request.method in SAFE_METHODS else "API_WRITES")]
 
 
 class Resource(ApiView, GenericViewSet[Any]):
@@ -95,6 +108,20 @@ class Resource(ApiView, GenericViewSet[Any]):
     lookup_value_regex = "[^/]+"
     key_pattern = re.compile(r"[^\x00\ud800-\udfff]{1,255}")
     """Pattern of valid row keys: any other key is not queried and answers 404."""
+
+    detail_class: Any = None
+    """Serializer of a single row, if it is another one."""
+    docs: ClassVar[Mapping[str, str]] = {}
+    """Texts of `list` and `retrieve` in the OpenAPI document; see `AutoSchema`."""
+    reason = ""
+    """Reason for the log, once the input has been read."""
+
+    def get_queryset(self) -> Any:
+        # REST framework declares the attribute of the model's rows as optional.
+        return self.queryset.model.objects.using(get_alias())  # type: ignore[union-attr]
+
+    def get_serializer_class(self) -> Any:
+        return (self.action == "retrieve" and self.detail_class) or super().get_serializer_class()
 
     def serialize(self, rows: Sequence[Any]) -> Any:
         """Return the documents of these rows, with one query for what is counted for all of them."""
@@ -149,20 +176,50 @@ class Resource(ApiView, GenericViewSet[Any]):
         # row that is not shown is not read.
         return Response(get_row(), status=code) if self.may_see else Response(status=status.HTTP_204_NO_CONTENT)
 
-    def read_input(
-        self, serializer_class: type[Serializer[Any]], *, source: Any = None, partial: bool = False
-    ) -> dict[str, Any]:
-        """Return the validated data of the request body, or of `source`. Raises ValidationError."""
-        serializer = serializer_class(
-            data=self.request.data if source is None else source,
-            partial=partial,
-            context=self.get_serializer_context(),
-        )
-        if source is None:
-            refuse_unknown(self.request.data, serializer.fields, "member")
+    def read_input(self, serializer_class: type[Serializer[Any]], *, partial: bool = False) -> dict[str, Any]:
+        """Return the validated data of the request, with the reason apart. Raises ValidationError."""
+        # `initial` has checked the parameters of a DELETE, which has no body.
+        is_delete = self.request.method == "DELETE"
+        data = self.request.query_params if is_delete else self.request.data
+        serializer = serializer_class(data=data, partial=partial, context=self.get_serializer_context())
+        if not is_delete:
+            refuse_unknown(data, serializer.fields, "member")
         serializer.is_valid(raise_exception=True)
         validated: dict[str, Any] = serializer.validated_data
+        self.reason = validated.pop("reason", "")
         return validated
+
+    def read_action(self) -> Any:
+        """Read the reason of an action; return the row that the URL names."""
+        self.read_input(ReasonSerializer)
+        return self.get_object()
+
+    def record(self, target: Model | type[Model], summary: str, *, name: str = "", flag: int = CHANGED) -> None:
+        """Record a change of a row or, if `target` is a model, of a set of rows: in Django's admin log and in our log.
+
+        `name` is the name of the object in both logs; its default is the string of the row.
+        """
+        is_row = isinstance(target, Model)
+        object_name = name or (str(target) if is_row else "")
+        message = f"{summary}, through the API{f': {self.reason}' if self.reason else ''}"
+        user: Any = self.request.user
+        # ascii() keeps line breaks and escape sequences of clients out of the log.
+        logger.info("change through the API user=%s target=%s action=%s", user.pk, ascii(object_name), ascii(message))
+        # An authentication class of the project may return users without a row, which the admin log cannot reference.
+        if not apps.is_installed("django.contrib.admin") or user.pk is None:
+            return
+        from django.contrib.admin.models import LogEntry  # the admin need not be installed
+        from django.contrib.contenttypes.models import ContentType
+
+        LogEntry.objects.create(
+            user_id=user.pk,
+            # Not the concrete model: the admin writes its own log entries the same way.
+            content_type_id=ContentType.objects.get_for_model(target, for_concrete_model=False).pk,
+            object_id=str(target.pk) if is_row else None,
+            object_repr=object_name[:200],
+            action_flag=flag,
+            change_message=message,
+        )
 
 
 def refuse_unknown(names: Iterable[str], known: Collection[str], kind: str) -> None:

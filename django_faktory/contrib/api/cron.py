@@ -3,12 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Any
+from typing import Any, ClassVar
 
 from django.conf import settings
 from django.db import IntegrityError, transaction
-from drf_spectacular.types import OpenApiTypes
-from drf_spectacular.utils import OpenApiParameter, extend_schema_view
 from rest_framework import status
 from rest_framework.exceptions import ValidationError
 from rest_framework.request import Request
@@ -22,10 +20,9 @@ from ...store.cron import entries as cron_entries
 from ...store.cron import runs as cron_runs
 from ...tasks import base, cron, redaction
 from . import answers, inputs
-from .base import Resource, get_alias
+from .base import ADDED, DELETED, REASON, Resource, get_alias
 from .described import UNSEEN, describe, describe_action
 from .filters import CronFilter
-from .journal import ADDED, DELETED, record_change
 from .paging import ByName
 from .problems import WrongState
 
@@ -35,41 +32,30 @@ RUNS_SHOWN = 50
 _DEFAULTS: dict[str, Any] = {"queue": "", "args": [], "kwargs": {}, "job": {}, **cron.POLICIES}
 
 
-@extend_schema_view(
-    list=describe(summary="List cron entries by name"),
-    retrieve=describe(summary="Show a cron entry", responses=answers.CronDetail),
-)
 class CronEntries(Resource):
     """Cron entries, which enqueue a job at every tick of a schedule."""
 
     queryset = CronEntry.objects.none()
-    serializer_class = answers.CronSummary
+    serializer_class, detail_class = answers.CronSummary, answers.CronDetail
     pagination_class = ByName
     filterset_class = CronFilter
     lookup_field = "name"
     lookup_value_regex = "(?:(?!/(?:pause|resume|run)/$).)+"  # names may contain slashes
     resource = "cronentry"
-
-    def get_queryset(self) -> Any:
-        """Return all entries, including entries removed from the code."""
-        return CronEntry.objects.using(get_alias())
+    docs: ClassVar = {"list": "List cron entries by name.", "retrieve": "Show a cron entry."}
 
     def serialize(self, rows: Any) -> Any:
         """Return cron entries, each with its latest run."""
         latest = cron_runs.read_latest([entry.pk for entry in rows], using=get_alias())
         return [self._summary_of(entry, latest.get(entry.pk)) for entry in rows]
 
-    @describe(
-        summary="Create a cron entry",
-        description="Validated like an entry defined in code.",
-        request=inputs.NewCronSerializer,
-        responses={201: answers.CronDetail, 204: UNSEEN},
-    )
-    def create(self, request: Request) -> Response:
-        """Create an entry with the origin `admin`. Raises WrongState (409) if the name is taken."""
-        values = self.read_input(inputs.NewCronSerializer)
-        reason = values.pop("reason")
-        using = get_alias()
+    @describe(request=inputs.NewCronSerializer, responses={201: answers.CronDetail, 204: UNSEEN})
+    def create(self, request: Request) -> Response:  # noqa: ARG002
+        """Create a cron entry.
+
+        Validated like an entry defined in code.
+        """
+        values, using = self.read_input(inputs.NewCronSerializer), get_alias()
         # With the defaults that entries in code have, so that both kinds behave alike.
         definition = _check_definition({**_DEFAULTS, "zone": settings.TIME_ZONE, **values})
         entry = CronEntry(**definition._asdict())
@@ -83,20 +69,18 @@ class CronEntries(Resource):
                 cron_entries.save(entry, using=using)
         except IntegrityError as error:
             raise name_taken from error
-        record_change(request, entry, "Written", flag=ADDED, reason=reason)
+        self.record(entry, "Written", flag=ADDED)
         return self.respond(lambda: self.serialize_one(self._reload(entry)), code=status.HTTP_201_CREATED)
 
-    @describe(
-        summary="Edit a cron entry of the admin",
-        description="Members left out keep their value. An entry defined in code is refused with 409.",
-        request=inputs.CronChangesSerializer,
-        responses={200: answers.CronDetail, 204: UNSEEN},
-    )
-    def partial_update(self, request: Request, **_: Any) -> Response:
-        """Change an entry that is not defined in code; a new schedule or zone applies from now on."""
+    @describe(request=inputs.CronChangesSerializer, responses={200: answers.CronDetail, 204: UNSEEN})
+    def partial_update(self, request: Request, **_: Any) -> Response:  # noqa: ARG002
+        """Edit a cron entry of the admin.
+
+        Members left out keep their value. An entry defined in code is refused with 409.
+        """
         # Partial: members that a new entry must have are optional in a change.
         values = self.read_input(inputs.CronChangesSerializer, partial=True)
-        reason, entry = values.pop("reason", ""), self.get_object()
+        entry = self.get_object()
         if entry.origin == CronEntry.EntryOrigin.CODE:
             raise WrongState(f"{entry.name}: is defined in code; change it there")
         if not values:
@@ -106,60 +90,57 @@ class CronEntries(Resource):
         for field, value in _check_definition({**_get_definition(entry), **values})._asdict().items():
             setattr(entry, field, value)
         cron_entries.save(entry, using=get_alias())
-        record_change(request, entry, f"Edited {', '.join(sorted(values))}", reason=reason)
+        self.record(entry, f"Edited {', '.join(sorted(values))}")
         return self.respond(lambda: self.serialize_one(self._reload(entry)))
 
-    @describe(
-        summary="Delete a cron entry",
-        description="Created in the admin, or removed from the code.",
-        parameters=[OpenApiParameter("reason", OpenApiTypes.STR, description="Reason for the log.")],
-        responses={204: None},
-    )
-    def destroy(self, request: Request, **_: Any) -> Response:
-        """Delete an entry. Raises WrongState (409) if code still defines it: it would be created again."""
-        validated = self.read_input(inputs.ReasonSerializer, source=request.query_params)
-        entry = self.get_object()
+    @describe(parameters=[REASON], responses={204: None})
+    def destroy(self, request: Request, **_: Any) -> Response:  # noqa: ARG002
+        """Delete a cron entry.
+
+        Created in the admin, or removed from the code.
+        """
+        entry = self.read_action()
         if entry.origin == CronEntry.EntryOrigin.CODE and entry.removed_at is None:
             raise WrongState(f"{entry.name}: is defined in code, and would come back; remove it there")
         # Written before the delete: the log entry needs the primary key of the row.
-        record_change(request, entry, "Deleted", flag=DELETED, reason=validated["reason"])
+        self.record(entry, "Deleted", flag=DELETED)
         entry.delete(using=get_alias())
         return Response(status=status.HTTP_204_NO_CONTENT)
 
-    @describe_action("Pause a cron entry", "No tick is due until it is resumed.", answers.CronDetail, shows_row=True)
-    def pause(self, request: Request, **_: Any) -> Response:
-        """Pause the entry; nothing changes if it is already paused."""
-        return self._execute(request, cron_entries.pause, "Paused")
+    @describe_action(answers.CronDetail, shows_row=True)
+    def pause(self, request: Request, **_: Any) -> Response:  # noqa: ARG002
+        """Pause a cron entry.
 
-    @describe_action(
-        "Resume a cron entry",
-        "Ticks are due again; ticks during the pause are skipped.",
-        answers.CronDetail,
-        shows_row=True,
-    )
-    def resume(self, request: Request, **_: Any) -> Response:
-        """Resume the entry; ticks during the pause are skipped."""
-        return self._execute(request, cron_entries.resume, "Resumed")
+        No tick is due until it is resumed.
+        """
+        return self._execute(cron_entries.pause, "Paused")
 
-    @describe_action(
-        "Run a cron entry now",
-        "Enqueues a job at once, ignoring its pause and overlap policy.",
-        answers.Enqueued,
-    )
-    def run(self, request: Request, **_: Any) -> Response:
-        """Enqueue a job of the entry now; the schedule is not affected."""
-        validated, entry = self.read_input(inputs.ReasonSerializer), self.get_object()
+    @describe_action(answers.CronDetail, shows_row=True)
+    def resume(self, request: Request, **_: Any) -> Response:  # noqa: ARG002
+        """Resume a cron entry.
+
+        Ticks are due again; ticks during the pause are skipped.
+        """
+        return self._execute(cron_entries.resume, "Resumed")
+
+    @describe_action(answers.Enqueued)
+    def run(self, request: Request, **_: Any) -> Response:  # noqa: ARG002
+        """Run a cron entry now.
+
+        Enqueues a job at once, ignoring its pause and overlap policy.
+        """
+        entry = self.read_action()
         # The row of a removed entry is kept for its history (ADR 0014); nothing defines its job now.
         if entry.removed_at is not None:
             raise WrongState(f"{entry.name}: is no longer defined in code")
         jid = cron.run_now(entry, using=get_alias()).jid
-        record_change(request, entry, "Run manually", reason=validated["reason"])
+        self.record(entry, "Run manually")
         return Response({"jid": jid})
 
-    def _execute(self, request: Request, change: Any, summary: str) -> Response:
-        validated, entry = self.read_input(inputs.ReasonSerializer), self.get_object()
+    def _execute(self, change: Any, summary: str) -> Response:
+        entry = self.read_action()
         change([entry.pk], using=get_alias())
-        record_change(request, entry, summary, reason=validated["reason"])
+        self.record(entry, summary)
         return self.respond(lambda: self.serialize_one(self._reload(entry)))
 
     def _summary_of(self, entry: CronEntry, run: CronRun | None) -> dict[str, Any]:

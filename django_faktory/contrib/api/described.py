@@ -1,4 +1,4 @@
-"""Describe the views of this API for drf-spectacular.
+"""Describe the views of this API for drf-spectacular, by their docstrings.
 
 Uses the `AutoSchema` of this module whatever DEFAULT_SCHEMA_CLASS the project sets for its other views.
 """
@@ -10,6 +10,7 @@ from collections.abc import Callable
 from typing import Any, TypeVar
 
 from drf_spectacular.openapi import AutoSchema as BaseAutoSchema
+from drf_spectacular.plumbing import get_doc
 from drf_spectacular.utils import OpenApiResponse, extend_schema
 from rest_framework.decorators import action
 
@@ -44,7 +45,22 @@ UNSEEN = OpenApiResponse(None, "Done. No body, because the user may not view the
 
 
 class AutoSchema(BaseAutoSchema):
-    """Add a problem response (RFC 9457) to every operation; drop the key of a row where the path has none."""
+    """Add a problem response (RFC 9457) to every operation; drop the key of a row where the path has none.
+
+    The first line of an action's docstring is its summary, the rest its description. `docs` of the view has the text of
+    actions that it inherits. An action without a description has that of its view.
+    """
+
+    def get_summary(self) -> str:
+        return self._split_doc()[0].removesuffix(".")
+
+    def get_description(self) -> str:
+        return " ".join(self._split_doc()[1].split()) or get_doc(type(self.view))
+
+    def _split_doc(self) -> list[str]:
+        action = getattr(self.view, "action", self.method.lower())
+        text = getattr(self.view, "docs", {}).get(action) or get_doc(getattr(self.view, action))
+        return [*text.split("\n\n", 1), ""]
 
     def get_operation(self, path: str, *args: Any, **kwargs: Any) -> Any:
         """Return the operation with a default response for errors, and path parameters that its path has."""
@@ -81,17 +97,11 @@ def describe(**options: Any) -> Callable[[F], F]:
 
 
 def describe_action(
-    summary: str,
-    description: str,
-    response: Any,
-    *,
-    request: Any = inputs.ReasonSerializer,
-    shows_row: bool = False,
-    **options: Any,
+    response: Any, *, request: Any = inputs.ReasonSerializer, shows_row: bool = False, **options: Any
 ) -> Callable[[F], F]:
     """Return a decorator for a POST action on a row. If it `shows_row`, it has the response 204 too, see `UNSEEN`."""
     responses = {200: response, 204: UNSEEN} if shows_row else {200: response}
-    described = describe(summary=summary, description=description, request=request, responses=responses)
+    described = describe(request=request, responses=responses)
     make_action = action(**{"detail": True, "methods": ["post"], **options})
 
     def decorate(view: F) -> F:

@@ -5,10 +5,10 @@ The filters of jobs are words of the query language, with the same meaning.
 
 from __future__ import annotations
 
+from functools import partial
 from typing import Any
 
 import django_filters
-from django import forms
 from django.db.models import QuerySet
 from django_filters.rest_framework import FilterSet
 from msgspec.structs import replace
@@ -105,48 +105,34 @@ def _invalid_query(parameter: str, message: str, at: int | None = None) -> Inval
     return error
 
 
-class _Text(django_filters.CharFilter):
-    """Text filter that rejects characters which some databases refuse, such as NUL."""
-
-    class field_class(forms.CharField):  # noqa: N801  (django-filter's name for it)
-        def clean(self, value: Any) -> Any:
-            """Return the value. Raises ValidationError if it has unprintable characters."""
-            text = super().clean(value)
-            if not text.isprintable():
-                raise forms.ValidationError("expected printable characters")
-            return text
+_Text, _Choice = partial(django_filters.CharFilter, max_length=255), django_filters.ChoiceFilter
 
 
 class QueueFilterSet(FilterSet):
     """Filter queues by the start of the name and by pause."""
 
-    name = _Text(
-        field_name="name", max_length=255, lookup_expr="startswith", help_text="With a name that begins with this."
-    )
+    name = _Text(lookup_expr="startswith", help_text="With a name that begins with this.")
     is_paused = django_filters.BooleanFilter(
-        field_name="paused_at",
-        lookup_expr="isnull",
-        exclude=True,
-        help_text="Only paused queues, or only queues that are not.",
+        "paused_at", "isnull", exclude=True, help_text="Only paused queues, or only queues that are not."
     )
 
 
 class WorkerFilter(FilterSet):
     """Filter worker processes by state and host."""
 
-    state = django_filters.ChoiceFilter(choices=WorkerProcess.Phase.choices, help_text="In this state.")
-    hostname = _Text(field_name="hostname", max_length=255, help_text="On this machine.")
+    state = _Choice(choices=WorkerProcess.Phase.choices, help_text="In this state.")
+    hostname = _Text(help_text="On this machine.")
 
 
 class BatchFilter(FilterSet):
     """Filter batches by stage and parent, both served by an index."""
 
-    stage = django_filters.ChoiceFilter(
+    stage = _Choice(
         choices=[(name, name) for name in tree.STAGES],
         method="by_stage",
         help_text="Not committed, running, with failed members here or in a nested batch, unable to succeed, or ended.",
     )
-    parent = _Text(field_name="parent_bid", max_length=255, help_text="Children of this batch.")
+    parent = _Text("parent_bid", help_text="Children of this batch.")
 
     def by_stage(self, rows: QuerySet[Batch], _: str, stage: str) -> QuerySet[Batch]:
         return tree.in_stage(rows, stage)
@@ -158,18 +144,18 @@ class CronFilter(FilterSet):
     origin = django_filters.ChoiceFilter(
         choices=CronEntry.EntryOrigin.choices, help_text="Defined in code or in the admin."
     )
-    jobtype = _Text(field_name="jobtype", max_length=255, help_text="Entries that enqueue this jobtype.")
+    jobtype = _Text(help_text="Entries that enqueue this jobtype.")
 
 
 class LimitFilter(FilterSet):
     """Filter limits by scope and exact name."""
 
-    scope = _Text(field_name="scope", max_length=10, help_text="queue, task or key.")
-    name = _Text(field_name="name", max_length=255, help_text="With exactly this name.")
+    scope = _Text(max_length=10, help_text="queue, task or key.")
+    name = _Text(help_text="With exactly this name.")
 
 
 class LockFilter(FilterSet):
     """Filter locks by exact key and by worker."""
 
-    key = _Text(field_name="key", max_length=255, help_text="With exactly this key.")
-    worker = _Text(field_name="wid", max_length=255, help_text="Held by jobs of this worker process.")
+    key = _Text(help_text="With exactly this key.")
+    worker = _Text("wid", help_text="Held by jobs of this worker process.")

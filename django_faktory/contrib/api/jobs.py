@@ -3,10 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Any
+from typing import Any, ClassVar
 
 from django.core.signing import BadSignature
-from drf_spectacular.utils import extend_schema_view
 from rest_framework import status
 from rest_framework.exceptions import PermissionDenied, ValidationError
 from rest_framework.request import Request
@@ -14,7 +13,7 @@ from rest_framework.response import Response
 
 from ...core.lifecycle import FAILED
 from ...core.queries import Query
-from ...models import Job, JobQuerySet
+from ...models import Job
 from ...models.permissions import forbidden_query_fields
 from ...operations import bulk, error_groups, task_names
 from ...operations.bulk import Run, Verb
@@ -24,10 +23,9 @@ from ...operations.serializers import whole_job_of
 from ...tasks import base
 from ...tasks.redaction import query_of
 from . import answers, inputs
-from .base import Resource, get_alias
+from .base import ADDED, CHANGED, DELETED, Resource, get_alias
 from .described import UNSEEN, describe, describe_action
 from .filters import JobFilter
-from .journal import ADDED, CHANGED, DELETED, record_change
 from .paging import LatestFirst
 from .problems import WrongState
 
@@ -46,12 +44,12 @@ _DONE_LABELS = {
 def _make_action(verb: Verb, summary: str, description: str) -> Callable[..., Response]:
     """Return the action of `Jobs` that performs an operation on one job."""
 
-    def perform(self: Jobs, request: Request, **_: Any) -> Response:
-        return self._execute(request, verb)
+    def perform(self: Jobs, request: Request, **_: Any) -> Response:  # noqa: ARG001
+        return self._execute(verb)
 
     # REST framework derives the address and the title of an action from the name of its function.
-    perform.__name__, perform.__doc__ = str(verb), description
-    return describe_action(summary, description, answers.ActionResult, shows_row=True)(perform)
+    perform.__name__, perform.__doc__ = str(verb), f"{summary}\n\n{description}"
+    return describe_action(answers.ActionResult, shows_row=True)(perform)
 
 
 def _make_bulk_action(verb: Verb, summary: str) -> Callable[..., Response]:
@@ -64,53 +62,37 @@ def _make_bulk_action(verb: Verb, summary: str) -> Callable[..., Response]:
     def perform(self: Jobs, request: Request) -> Response:
         return self._execute_on_many(request, verb)
 
-    perform.__name__, perform.__doc__ = f"bulk_{verb}", description
-    describe_this = describe_action(
-        summary, description, answers.BulkResult, request=inputs.BulkRequestSerializer, detail=False,
-        url_path=f"bulk/{verb}",
-    )  # fmt: skip
-    return describe_this(perform)
+    perform.__name__, perform.__doc__ = f"bulk_{verb}", f"{summary}\n\n{description}"
+    request = inputs.BulkRequestSerializer
+    return describe_action(answers.BulkResult, request=request, detail=False, url_path=f"bulk/{verb}")(perform)
 
 
-@extend_schema_view(
-    list=describe(
-        summary="List jobs, the newest first; failed jobs, the latest failure first",
-        description="Conditions without an index search the latest 50,000 jobs only: see the query language.",
-    ),
-    retrieve=describe(
-        summary="Show a job",
-        description="With its arguments, failures and result.",
-        responses=answers.JobDetail,
-    ),
-)
 class Jobs(Resource):
     """Jobs in any state, selected with the query language."""
 
     queryset = Job.objects.none()
-    serializer_class = answers.JobSummary
+    serializer_class, detail_class = answers.JobSummary, answers.JobDetail
     pagination_class = LatestFirst
     filterset_class = JobFilter
     lookup_field = "jid"
     resource = "job"
+    docs: ClassVar = {
+        "list": "List jobs, the newest first; failed jobs, the latest failure first.\n\n"
+        "Conditions without an index search the latest 50,000 jobs only: see the query language.",
+        "retrieve": "Show a job.\n\nWith its arguments, failures and result.",
+    }
 
-    def get_queryset(self) -> JobQuerySet:
+    def get_queryset(self) -> Any:
         """Return the rows; lists leave out the columns of long texts."""
-        rows = Job.objects.using(get_alias())
         # A payload may have 16 MiB, so a page of 200 jobs must not load it.
-        return rows.only(*SHORT) if self.action == "list" else rows.all()
+        return super().get_queryset().only(*SHORT) if self.action == "list" else super().get_queryset()
 
-    def get_serializer_class(self) -> Any:
-        """Return the serializer; a single job is shown with all its members."""
-        return answers.JobDetail if self.action == "retrieve" else super().get_serializer_class()
+    @describe(request=inputs.NewJobSerializer, responses={201: answers.Enqueued})
+    def create(self, request: Request) -> Response:  # noqa: ARG002
+        """Enqueue a task.
 
-    @describe(
-        summary="Enqueue a task",
-        description="Like `enqueue` of the task, with its middleware. Arguments are plain JSON.",
-        request=inputs.NewJobSerializer,
-        responses={201: answers.Enqueued},
-    )
-    def create(self, request: Request) -> Response:
-        """Enqueue a job of a registered task. Raises UnknownJobType (400) for any other name."""
+        Like `enqueue` of the task, with its middleware. Arguments are plain JSON.
+        """
         validated = self.read_input(inputs.NewJobSerializer)
         # First: raises JobsElsewhere before anything is enqueued.
         using = get_alias()
@@ -120,47 +102,29 @@ class Jobs(Resource):
         args, kwargs = validated.get("args", []), validated["kwargs"]
         # Without this check a wrong argument would be noticed only when the job runs.
         check_call(task.jobtype, args, kwargs)
-        configured_task = task.using(
-            queue_name=validated.get("queue"),
-            priority=validated.get("priority"),
-            run_after=validated.get("run_after"),
-            about=validated.get("about"),
-        )
+        options = {name: validated.get(name) for name in ("priority", "run_after", "about")}
         try:
             # A number such as 1e999 is valid JSON and becomes infinity, which no job can carry.
-            result = configured_task.enqueue(*args, **kwargs)
+            result = task.using(queue_name=validated.get("queue"), **options).enqueue(*args, **kwargs)
         except (TypeError, ValueError) as error:
             raise ValidationError({"args": str(error)}) from error
         # The row may be gone: a worker can finish the job before this query.
         job = Job.objects.using(using).filter(jid=result.id).first()
-        record_change(
-            request, job or Job, "Enqueued", name=f"{task.jobtype} {result.id}", flag=ADDED, reason=validated["reason"]
-        )
+        self.record(job or Job, "Enqueued", name=f"{task.jobtype} {result.id}", flag=ADDED)
         return Response({"jid": result.id}, status=status.HTTP_201_CREATED)
 
-    @describe(
-        summary="Edit a job that is not running",
-        description="Its arguments, queue, priority or time. All other members stay as its client sent them.",
-        request=inputs.JobChangesSerializer,
-        responses={200: answers.JobDetail, 204: UNSEEN},
-    )
-    def partial_update(self, request: Request, **_: Any) -> Response:
-        """Change the given members of a job; members that are left out keep their value."""
+    @describe(request=inputs.JobChangesSerializer, responses={200: answers.JobDetail, 204: UNSEEN})
+    def partial_update(self, request: Request, **_: Any) -> Response:  # noqa: ARG002
+        """Edit a job that is not running.
+
+        Its arguments, queue, priority or time. All other members stay as its client sent them.
+        """
         validated = self.read_input(inputs.JobChangesSerializer)
         # Names only: a value may be an argument that `REDACT` hides, also in the admin log (docs/security.md).
-        changed = sorted(set(validated) - {"reason"})
-        job = edit(
-            self.get_object().jid,
-            Changes(
-                args=validated.get("args"),
-                kwargs=validated.get("kwargs"),
-                queue=validated.get("queue"),
-                priority=validated.get("priority"),
-                run_at=validated.get("run_after"),
-            ),
-            using=get_alias(),
-        )
-        record_change(request, job, f"Edited {', '.join(changed)}", reason=validated["reason"])
+        changed = ", ".join(sorted(validated))
+        changes = Changes(run_at=validated.pop("run_after", None), **validated)
+        job = edit(self.get_object().jid, changes, using=get_alias())
+        self.record(job, f"Edited {changed}")
         return self.respond(lambda: whole_job_of(job))
 
     retry = _make_action(Verb.RETRY, "Run a failed job again now", "The job must be dead or wait for a retry.")
@@ -182,9 +146,8 @@ class Jobs(Resource):
     bulk_discard = _make_bulk_action(Verb.DISCARD, "Discard many jobs")
     bulk_prune = _make_bulk_action(Verb.PRUNE, "Delete many jobs that ended")
 
-    def _execute(self, request: Request, verb: Verb) -> Response:
-        validated = self.read_input(inputs.ReasonSerializer)
-        job = self.get_object()
+    def _execute(self, verb: Verb) -> Response:
+        job = self.read_action()
         # The operation checks the state again in its UPDATE: the job may have moved since it was read.
         changed = bulk.execute(verb, Job.objects.using(get_alias()).filter(pk=job.pk))
         if not changed:
@@ -192,8 +155,7 @@ class Jobs(Resource):
             raise WrongState(f"{verb}: takes a job that is {legal}; this one is {job.state}")
         # Read again: the operation may have moved the job or deleted its row.
         state = Job.objects.using(get_alias()).filter(pk=job.pk).values_list("state", flat=True).first()
-        flag = DELETED if state is None else CHANGED
-        record_change(request, job, _DONE_LABELS[verb], flag=flag, reason=validated["reason"])
+        self.record(job, _DONE_LABELS[verb], flag=DELETED if state is None else CHANGED)
         return self.respond(lambda: {"changed": changed, "state": state})
 
     def _refuse_to_reveal(self, query: Query, *, is_dry: bool) -> None:
@@ -237,9 +199,7 @@ class Jobs(Resource):
         found, changed = part.placed - run.placed, part.changed - run.changed
         # One entry for the whole part: a part has up to 5,000 jobs. An empty part changed nothing that could be logged.
         if changed:
-            record_change(
-                request, Job, f"{_DONE_LABELS[verb]} {changed} jobs", name=run.scope, reason=validated["reason"]
-            )
+            self.record(Job, f"{_DONE_LABELS[verb]} {changed} jobs", name=run.scope)
         cursor = None if part.is_over else part.sign()
         return Response({"query": str(run.query), "found": found, "changed": changed, "next": cursor})
 

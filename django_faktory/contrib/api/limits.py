@@ -5,12 +5,12 @@ Pausing a task is implemented as a limit of zero, so pause and resume are here a
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from functools import partial
-from typing import Any
+from typing import Any, ClassVar
 
 from drf_spectacular.types import OpenApiTypes
-from drf_spectacular.utils import OpenApiParameter, extend_schema_view
+from drf_spectacular.utils import OpenApiParameter
 from rest_framework import status
 from rest_framework.exceptions import ValidationError
 from rest_framework.request import Request
@@ -23,24 +23,19 @@ from ...operations.serializers import read_limits
 from ...store.limits import definitions
 from ...tasks import limits as task_limits
 from . import answers, inputs
-from .base import Resource, get_alias
+from .base import ADDED, DELETED, REASON, Resource, get_alias
 from .described import UNSEEN, describe, describe_action
 from .filters import LimitFilter
-from .journal import ADDED, DELETED, record_change
 from .paging import NewestFirst
 from .problems import WrongState
 
 
 @describe(parameters=[OpenApiParameter("id", OpenApiTypes.INT64, "path", description="The limit's number.")])
-@extend_schema_view(
-    list=describe(summary="List limits, the newest first"),
-    retrieve=describe(summary="Show a limit", responses=answers.LimitDetail),
-)
 class Limits(Resource):
     """Limits on the jobs of a queue, task or key that run at once or start per period."""
 
     queryset = Limit.objects.none()
-    serializer_class = answers.Limit
+    serializer_class, detail_class = answers.Limit, answers.LimitDetail
     pagination_class = NewestFirst
     filterset_class = LimitFilter
     lookup_field = "pk"
@@ -48,10 +43,7 @@ class Limits(Resource):
     # A 64-bit id has up to 19 digits; each number of 18 digits fits.
     lookup_value_regex = "[0-9]{1,18}"
     resource = "limit"
-
-    def get_queryset(self) -> Any:
-        """Return all limits, including those defined in code."""
-        return Limit.objects.using(get_alias())
+    docs: ClassVar = {"list": "List limits, the newest first.", "retrieve": "Show a limit."}
 
     def serialize(self, rows: Any) -> Any:
         """Return the limits with their current use."""
@@ -61,14 +53,12 @@ class Limits(Resource):
         """Return a limit with its use and the number of jobs waiting for it."""
         return read_limits([row], using=get_alias())[0]
 
-    @describe(
-        summary="Set a limit",
-        description="It applies at once, also to jobs that wait or run already.",
-        request=inputs.NewLimitSerializer,
-        responses={201: answers.LimitDetail, 204: UNSEEN},
-    )
-    def create(self, request: Request) -> Response:
-        """Create a limit. Raises WrongState (409) if the limit already exists."""
+    @describe(request=inputs.NewLimitSerializer, responses={201: answers.LimitDetail, 204: UNSEEN})
+    def create(self, request: Request) -> Response:  # noqa: ARG002
+        """Set a limit.
+
+        It applies at once, also to jobs that wait or run already.
+        """
         validated = self.read_input(inputs.NewLimitSerializer)
         scope, allowance = validated["scope"], _parse_allowance(validated)
         name = task_limits.check_name(scope, validated["name"])
@@ -76,68 +66,57 @@ class Limits(Resource):
         if Limit.objects.using(get_alias()).filter(scope=scope, name=name).exists():
             raise WrongState(f"name: there is a limit of {scope} {name:.80} already; change that")
         limit = definitions.save_limit(scope, name, allowance, using=get_alias())
-        record_change(request, limit, "Written", flag=ADDED, reason=validated["reason"])
+        self.record(limit, "Written", flag=ADDED)
         return self.respond(lambda: self.serialize_one(limit), code=status.HTTP_201_CREATED)
 
-    @describe(
-        summary="Change a limit",
-        description="It applies at once and overrides the code. A value left out means no limit of that kind.",
-        request=inputs.LimitChangesSerializer,
-        responses={200: answers.LimitDetail, 204: UNSEEN},
-    )
-    def update(self, request: Request, **_: Any) -> Response:
-        """Replace the numbers of the limit; a pause of the task remains in effect."""
+    @describe(request=inputs.LimitChangesSerializer, responses={200: answers.LimitDetail, 204: UNSEEN})
+    def update(self, request: Request, **_: Any) -> Response:  # noqa: ARG002
+        """Change a limit.
+
+        It applies at once and overrides the code. A value left out means no limit of that kind.
+        """
         validated, limit = self.read_input(inputs.LimitChangesSerializer), self.get_object()
         # Writes the limiters too, whose row locks make the new numbers apply at the commit (ADR 0016).
         changed = definitions.save_limit(limit.scope, limit.name, _parse_allowance(validated), using=get_alias())
-        record_change(request, changed, f"Edited: {changed.allowance_text}", reason=validated["reason"])
+        self.record(changed, f"Edited: {changed.allowance_text}")
         return self.respond(lambda: self.serialize_one(changed))
 
-    @describe(
-        summary="Delete a limit",
-        description="Jobs that wait for it may start. A limit defined in code is created again when a node starts.",
-        parameters=[OpenApiParameter("reason", OpenApiTypes.STR, description="Reason for the log.")],
-        responses={200: answers.RemovedLimit, 204: None},
-    )
-    def destroy(self, request: Request, **_: Any) -> Response:
-        """Delete the limit; its running jobs continue. If code defines it, the response says that it returns."""
-        validated, limit = self.read_input(inputs.ReasonSerializer, source=request.query_params), self.get_object()
+    @describe(parameters=[REASON], responses={200: answers.RemovedLimit, 204: None})
+    def destroy(self, request: Request, **_: Any) -> Response:  # noqa: ARG002
+        """Delete a limit.
+
+        Jobs that wait for it may start. A limit defined in code is created again when a node starts.
+        """
+        limit = self.read_action()
         # Written before the delete: the log entry needs the primary key of the row.
-        record_change(request, limit, "Deleted", flag=DELETED, reason=validated["reason"])
+        self.record(limit, "Deleted", flag=DELETED)
         definitions.remove(limit, using=get_alias())
         if limit.removal_warning:
             return self.respond(lambda: {"detail": limit.removal_warning})
         return Response(status=status.HTTP_204_NO_CONTENT)
 
-    @describe_action(
-        "Pause tasks",
-        "None of their jobs starts from now on; running jobs continue.",
-        answers.ChangedTasks,
-        request=inputs.TaskNamesSerializer,
-        detail=False,
-    )
+    @describe_action(answers.ChangedTasks, request=inputs.TaskNamesSerializer, detail=False)
     def pause(self, request: Request) -> Response:
-        """Pause the tasks; a task that is already paused is not changed."""
-        validated = self.read_input(inputs.TaskNamesSerializer)
-        pause = partial(definitions.pause, by=str(request.user), reason=validated["reason"])
-        return self._execute(request, validated, pause, "Paused")
+        """Pause tasks.
 
-    @describe_action(
-        "Resume tasks",
-        "Their jobs start again, within their limits.",
-        answers.ChangedTasks,
-        request=inputs.TaskNamesSerializer,
-        detail=False,
-    )
-    def resume(self, request: Request) -> Response:
-        """Resume the tasks; a task that is not paused is not changed."""
-        return self._execute(request, self.read_input(inputs.TaskNamesSerializer), definitions.resume, "Resumed")
+        None of their jobs starts from now on; running jobs continue.
+        """
+        tasks = self.read_input(inputs.TaskNamesSerializer)["tasks"]
+        return self._execute(tasks, partial(definitions.pause, by=str(request.user), reason=self.reason), "Paused")
 
-    def _execute(self, request: Request, validated: Mapping[str, Any], change: Any, summary: str) -> Response:
-        changed = change([task_limits.check_name("task", name) for name in validated["tasks"]], using=get_alias())
+    @describe_action(answers.ChangedTasks, request=inputs.TaskNamesSerializer, detail=False)
+    def resume(self, request: Request) -> Response:  # noqa: ARG002
+        """Resume tasks.
+
+        Their jobs start again, within their limits.
+        """
+        return self._execute(self.read_input(inputs.TaskNamesSerializer)["tasks"], definitions.resume, "Resumed")
+
+    def _execute(self, tasks: Sequence[str], change: Any, summary: str) -> Response:
+        changed = change([task_limits.check_name("task", name) for name in tasks], using=get_alias())
         # Without a row: a limit that is only a pause is deleted by a resume, so the entry names the task.
         for name in changed:
-            record_change(request, Limit, summary, name=name, reason=validated["reason"])
+            self.record(Limit, summary, name=name)
         return Response({"tasks": changed})
 
 

@@ -24,6 +24,7 @@ logger = get_logger(__name__)
 MEDIA_TYPE = "application/problem+json"
 KIND = "urn:django-faktory:problem:"
 
+_INVALID = (errors.InvalidCron, errors.InvalidPayload, InvalidLimit, InvalidTask)
 # The kinds are part of the API: docs/api.md lists them, and a test compares both.
 _PACKAGE_PROBLEMS: list[tuple[type[Exception] | tuple[type[Exception], ...], int, str, str]] = [
     (errors.InvalidQuery, 400, "invalid-query", "The query cannot be read"),
@@ -90,7 +91,9 @@ def handle(error: Exception, context: dict[str, Any]) -> Response | None:
     request, view = context["request"], context["view"]
     # With permission to act on the row, but not to view it, no part of it may be read in the error text.
     if isinstance(error, _ABOUT_ROWS) and getattr(view, "detail", False) and not view.may_see:
-        _hide_details(problem)
+        # The fields stay: the client named them itself.
+        for part in (problem, *problem.get("errors", [])):
+            part["detail"] = _HIDDEN_DETAIL
     problem["instance"] = request.path
     # As REST framework's own handler does: with ATOMIC_REQUESTS a failed request must not be committed.
     set_rollback()
@@ -100,13 +103,6 @@ def handle(error: Exception, context: dict[str, Any]) -> Response | None:
         request.accepted_renderer, request.accepted_media_type = Json(), MEDIA_TYPE
         response.content_type = MEDIA_TYPE
     return response
-
-
-def _hide_details(problem: dict[str, Any]) -> None:
-    # The fields stay: the client named them itself.
-    problem["detail"] = _HIDDEN_DETAIL
-    for field_error in problem.get("errors", []):
-        field_error["detail"] = _HIDDEN_DETAIL
 
 
 def _from_package_error(error: Exception) -> tuple[dict[str, Any], dict[str, str]] | None:

@@ -3,9 +3,8 @@
 from __future__ import annotations
 
 import time
-from typing import Any
+from typing import Any, ClassVar
 
-from drf_spectacular.utils import extend_schema_view
 from rest_framework.request import Request
 from rest_framework.response import Response
 
@@ -14,11 +13,10 @@ from ...errors import FaktoryError
 from ...models import Queue
 from ...operations.rows import QueueRow
 from ...store import queues as store_queues
-from . import answers, inputs
+from . import answers
 from .base import Resource, get_alias
-from .described import describe, describe_action
+from .described import describe_action
 from .filters import QueueFilterSet
-from .journal import record_change
 from .paging import FewByName
 
 # An exact count of a long queue takes too long for a request, see ADR 0031.
@@ -28,10 +26,6 @@ CLEARS_FOR_S = 5.0
 """Seconds after which a request to clear stops between two steps and reports that jobs are left."""
 
 
-@extend_schema_view(
-    list=describe(summary="List queues by name"),
-    retrieve=describe(summary="Show a queue"),
-)
 class Queues(Resource):
     """Queues that have been used at least once."""
 
@@ -41,10 +35,8 @@ class Queues(Resource):
     filterset_class = QueueFilterSet
     lookup_field = "name"
     resource = "queue"
+    docs: ClassVar = {"list": "List queues by name.", "retrieve": "Show a queue."}
     clears_for_s = CLEARS_FOR_S
-
-    def get_queryset(self) -> Any:
-        return Queue.objects.using(get_alias())
 
     def serialize(self, rows: Any) -> Any:
         """Return the queues; sizes are counted up to a limit."""
@@ -57,34 +49,34 @@ class Queues(Resource):
             for found in (waiting[queue.name],)
         ]
 
-    @describe_action(
-        "Pause a queue", "Workers get no jobs from it; running jobs continue.", answers.Queue, shows_row=True
-    )
+    @describe_action(answers.Queue, shows_row=True)
     def pause(self, request: Request, **_: Any) -> Response:
-        """Pause the queue; nothing changes if it is already paused."""
-        validated, queue = self.read_input(inputs.ReasonSerializer), self.get_object()
-        # Through the broker, so that it has the effects of the protocol's QueueRow PAUSE (W24).
-        get_broker().pause([queue.name], by=str(request.user), reason=validated["reason"])
-        return self._finish_action(request, queue, "Paused", validated["reason"])
+        """Pause a queue.
 
-    @describe_action("Resume a queue", "Workers get its jobs again.", answers.Queue, shows_row=True)
-    def resume(self, request: Request, **_: Any) -> Response:
-        """Resume the queue; nothing changes if it is not paused."""
-        validated, queue = self.read_input(inputs.ReasonSerializer), self.get_object()
-        get_broker().resume([queue.name])
-        return self._finish_action(request, queue, "Resumed", validated["reason"])
-
-    @describe_action(
-        "Clear a queue",
-        "Discard its enqueued jobs, and delete the queue and its pause. The request stops after 5 seconds.",
-        answers.ClearedQueue,
-    )
-    def clear(self, request: Request, **_: Any) -> Response:
-        """Clear the queue, for at most `clears_for_s` seconds.
-
-        Scheduled and retrying jobs stay; they create the queue again when they become due.
+        Workers get no jobs from it; running jobs continue.
         """
-        validated, queue = self.read_input(inputs.ReasonSerializer), self.get_object()
+        queue = self.read_action()
+        # Through the broker, so that it has the effects of the protocol's QUEUE PAUSE (W24).
+        get_broker().pause([queue.name], by=str(request.user), reason=self.reason)
+        return self._finish_action(queue, "Paused")
+
+    @describe_action(answers.Queue, shows_row=True)
+    def resume(self, request: Request, **_: Any) -> Response:  # noqa: ARG002
+        """Resume a queue.
+
+        Workers get its jobs again.
+        """
+        queue = self.read_action()
+        get_broker().resume([queue.name])
+        return self._finish_action(queue, "Resumed")
+
+    @describe_action(answers.ClearedQueue)
+    def clear(self, request: Request, **_: Any) -> Response:  # noqa: ARG002
+        """Clear a queue.
+
+        Discard its enqueued jobs, and delete the queue and its pause. The request stops after 5 seconds.
+        """
+        queue = self.read_action()
         deadline, stopped = time.monotonic() + self.clears_for_s, []
 
         # The broker calls it between two steps; the finished steps are committed.
@@ -100,11 +92,11 @@ class Queues(Resource):
             if not stopped:
                 raise
         # After a part too: these jobs are gone, whether or not the client repeats the request.
-        record_change(request, queue, "Cleared in part" if stopped else "Cleared", reason=validated["reason"])
+        self.record(queue, "Cleared in part" if stopped else "Cleared")
         return Response({"is_done": not stopped})
 
-    def _finish_action(self, request: Request, queue: Queue, summary: str, reason: str) -> Response:
-        record_change(request, queue, summary, reason=reason)
+    def _finish_action(self, queue: Queue, summary: str) -> Response:
+        self.record(queue, summary)
         # The broker changed the row in the database, not this object.
         queue.refresh_from_db()
         return self.respond(lambda: self.serialize_one(queue))

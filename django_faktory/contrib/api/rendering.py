@@ -71,7 +71,9 @@ class BoundedJson(JSONParser):
     ) -> Any:
         """Return the parsed object. Raises ParseError, or TooLarge for a long body."""
         # The length is checked before the body is read, so that a large request costs no memory.
-        length, limit = _content_length((parser_context or {}).get("request")), conf.get("MAX_COMMAND_BYTES")
+        # REST framework parses no request without a valid Content-Length.
+        meta, limit = (parser_context or {})["request"].META, conf.get("MAX_COMMAND_BYTES")
+        length = int(meta.get("CONTENT_LENGTH") or 0)
         if length > limit:
             raise TooLarge(f"expected at most {limit} bytes, got {length}")
         try:
@@ -82,9 +84,3 @@ class BoundedJson(JSONParser):
         if not isinstance(body, dict):
             raise exceptions.ParseError(f"expected a JSON object, got {type(body).__name__}")
         return body
-
-
-def _content_length(request: Any) -> int:
-    # REST framework treats a request without Content-Length as one without a body.
-    content_length = request.META.get("CONTENT_LENGTH") if request is not None else None
-    return int(content_length) if content_length and str(content_length).isdigit() else 0

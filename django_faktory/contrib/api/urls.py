@@ -12,15 +12,14 @@ from drf_spectacular.views import SpectacularAPIView
 from rest_framework.routers import APIRootView, DefaultRouter
 
 from .access import IsLoggedIn
-from .alarms import Alarms
 from .base import ApiView
 from .batches import Batches
 from .cron import CronEntries
 from .jobs import Jobs
 from .limits import Limits
 from .locks import Locks
+from .overview import Alarms, Statistics
 from .queues import Queues
-from .statistics import Statistics
 from .workers import Workers
 
 app_name = "faktory-api"

@@ -7,7 +7,7 @@ from django.contrib.admin.models import LogEntry
 from django.utils import timezone
 from rest_framework.test import APIRequestFactory, force_authenticate
 
-from django_faktory.contrib.api import queues, statistics
+from django_faktory.contrib.api import overview, queues
 from django_faktory.core.payloads import NewBatch
 from django_faktory.models import Batch, Job, JobLock, Limit, Queue, WorkerProcess
 from django_faktory.models.cron import CronEntry, CronRun
@@ -394,5 +394,5 @@ def test_statistics_are_counted_up_to_the_reported_cap(root):
         JobFactory()
     request = APIRequestFactory().get("/")
     force_authenticate(request, root)
-    figures = statistics.Statistics.as_view({"get": "list"}, counted_to=3)(request).data
+    figures = overview.Statistics.as_view({"get": "list"}, counted_to=3)(request).data
     assert (figures["sets"]["enqueued"], figures["counted_to"]) == (3, 3)
