@@ -101,6 +101,7 @@ class Resource(ApiView, GenericViewSet[Any]):
     resource: ClassVar[str]
     """Name of the resource in `models.permissions`."""
 
+    queryset: Any
     permission_classes = (HasActionPermission,)
     filter_backends: Any = (DjangoFilterBackend,)
     needs: ClassVar[Mapping[str, str]] = {}
@@ -117,8 +118,7 @@ class Resource(ApiView, GenericViewSet[Any]):
     """Reason for the log, once the input has been read."""
 
     def get_queryset(self) -> Any:
-        # REST framework declares the attribute of the model's rows as optional.
-        return self.queryset.model.objects.using(get_alias())  # type: ignore[union-attr]
+        return self.queryset.model.objects.using(get_alias())
 
     def get_serializer_class(self) -> Any:
         return (self.action == "retrieve" and self.detail_class) or super().get_serializer_class()

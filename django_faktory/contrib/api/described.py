@@ -54,7 +54,7 @@ class AutoSchema(BaseAutoSchema):
     def get_summary(self) -> str:
         return self._split_doc()[0].removesuffix(".")
 
-    def get_description(self) -> str:
+    def get_description(self) -> str:  # type: ignore[override]  # as in drf-spectacular
         return " ".join(self._split_doc()[1].split()) or get_doc(type(self.view))
 
     def _split_doc(self) -> list[str]:
