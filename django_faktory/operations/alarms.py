@@ -17,7 +17,6 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 from django.db import connections
 from django.db.models import BigIntegerField, Exists, OuterRef, Q, Subquery
 from django.utils import timezone
-from django.utils.formats import number_format
 from django.utils.translation import get_language, gettext
 from django.utils.translation import gettext_lazy as _
 
@@ -31,6 +30,7 @@ from ..store import alarm_records, queues, workers
 from ..store.shared_reads import shared
 from ..store.statistics import bounded_counts, counts, histograms
 from . import queue_sizes
+from .queue_sizes import format_number
 
 if TYPE_CHECKING:
     from django.utils.functional import _StrPromise
@@ -63,34 +63,132 @@ COUNTED = 1000
 """Bounds of the rows that one check reads."""
 
 
-CRITICAL = frozenset(
-    {"no-workers", "unserved-queue", "failing-task", "unknown-task", "overdue-jobs", "cron-overdue", "outbox-refused"}
-)
-WARNINGS = frozenset(
-    {
-        "silent-worker",
-        "lost-worker",
-        "paused-queue",
-        "paused-task",
-        "late-queue",
-        "stuck-batch",
-        "cron-never-runs",
-        "slow-database",
-    }
-)
+class Kind(NamedTuple):
+    """What is fixed about the alarms of one kind."""
+
+    text: _StrPromise
+    """What is wrong, in one line without a full stop."""
+    advice: _StrPromise
+    """Consequence and remedy, in one or two sentences."""
+    is_critical: bool = False
+    """Whether jobs do not run at all, or fail; otherwise they are late, or may soon be."""
+    resource: str = ""
+    """The resource that the user must be allowed to view if the text names a row; "": all users see the text."""
+    nameless_text: _StrPromise | str = ""
+    """The text for other users."""
+
+
+KINDS = {
+    "no-workers": Kind(
+        _("No running worker; jobs waiting: %(number)s"),
+        _("Queued jobs wait until a worker runs. Start manage.py runfaktory, or read its log if it should run."),
+        is_critical=True,
+    ),
+    "unserved-queue": Kind(
+        _("No worker takes jobs of queue %(queue)s; waiting: %(number)s"),
+        _(
+            "Workers run, but none has started a job of this queue. Add it to the queues of a worker "
+            "(runfaktory --queues), or stop the workers that are busy with other queues."
+        ),
+        is_critical=True,
+    ),
+    "failing-task": Kind(
+        _("Task %(task)s fails: %(failed)s of %(runs)s runs in the last %(minutes)s minutes"),
+        _(
+            "Failed jobs are retried until their attempts are used up. Read the traceback; pause the task while "
+            "you repair it, so that its jobs wait without using attempts."
+        ),
+        is_critical=True,
+        resource="job",
+        nameless_text=_("A task fails"),
+    ),
+    "unknown-task": Kind(
+        _("No worker knows task %(task)s; jobs waiting: %(number)s"),
+        _("Deploy the code that defines the task, or correct its name. After UNKNOWN_JOBTYPE_GRACE its jobs fail."),
+        is_critical=True,
+        resource="job",
+        nameless_text=_("No worker knows a task"),
+    ),
+    "overdue-jobs": Kind(
+        _("Jobs are due, but no node enqueues them; waiting: %(number)s"),
+        _("Scheduled jobs and retries wait for maintenance, which every runfaktory does. Start one, or read its log."),
+        is_critical=True,
+    ),
+    "cron-never-runs": Kind(
+        _("Cron entries that never run: %(names)s"),
+        _("Their schedules match no date, or cannot be read. Open the entry to see why."),
+        resource="cronentry",
+        nameless_text=_("A cron entry never runs"),
+    ),
+    "cron-overdue": Kind(
+        _("Cron entries are due, but no node enqueues their jobs"),
+        _("Every runfaktory does this. Start one, or read its log."),
+        is_critical=True,
+    ),
+    "outbox-refused": Kind(
+        _("Refused jobs in the outbox: %(number)s"),
+        _("They stay in the outbox. Read the error, correct the cause, and send them again or delete them."),
+        is_critical=True,
+    ),
+    "silent-worker": Kind(
+        _("Worker %(worker)s sends no heartbeat"),
+        _("After %(seconds)s s without a heartbeat it counts as lost, and its jobs run again elsewhere."),
+        resource="workerprocess",
+        nameless_text=_("A worker sends no heartbeat"),
+    ),
+    alarm_records.LOST_WORKER: Kind(
+        _("Worker %(worker)s was lost"),
+        _(
+            "It was killed, or its machine or network failed. Its jobs run again on other workers. The loss is "
+            "shown for an hour, with the jobs that it ran."
+        ),
+        resource="workerprocess",
+        nameless_text=_("A worker was lost"),
+    ),
+    "paused-queue": Kind(
+        _("Queue %(queue)s is paused; waiting: %(number)s"),
+        _("No worker gets its jobs until the queue is resumed."),
+    ),
+    "paused-task": Kind(
+        _("Task %(task)s is paused; waiting: %(number)s"),
+        _("No worker gets its jobs until the task is resumed."),
+        resource="limit",
+        nameless_text=_("A task with waiting jobs is paused"),
+    ),
+    "late-queue": Kind(
+        _("Jobs of queue %(queue)s start late; waiting: %(number)s"),
+        _(
+            "Its first job has waited for more than %(seconds)s s (ALARM_LATENCY). Add workers, or find the "
+            "jobs that keep them busy."
+        ),
+    ),
+    "stuck-batch": Kind(
+        _("Batches that cannot finish: %(number)s"),
+        _(
+            "All jobs that are left, or a callback, are dead. Retry them, or discard them to end the batch without "
+            "success."
+        ),
+        resource="batch",
+        nameless_text=_("A batch cannot finish"),
+    ),
+    "slow-database": Kind(
+        _("The database needs %(milliseconds)s ms for an empty statement"),
+        _("Each job needs several statements, so all jobs are slow. Look at the load of the database and the network."),
+    ),
+}
+"""The kinds of alarms, by names that programs can compare. `_LINKS` of `admin.overview.data` has the page of each."""
 
 
 class Alarm(NamedTuple):
     """A condition that needs attention."""
 
     kind: str
-    """One of `CRITICAL` or `WARNINGS`; fixed, so that programs can compare it."""
+    """One of `KINDS`."""
     subject: str
     """The queue, task, worker, batch or cron entry; "" if the alarm is about the whole installation."""
     text: str
-    """What is wrong, in one line without a full stop, in the active language; so is `advice`."""
     advice: str
-    """Consequence and remedy, in one or two sentences."""
+    """See `Kind`; in the active language."""
     since: datetime | None
     """Time at which the condition began, as far as it is known."""
     affected: int
@@ -105,8 +203,7 @@ class Alarm(NamedTuple):
 
     @property
     def is_critical(self) -> bool:
-        """Return whether jobs do not run at all, or fail; otherwise they are late, or may soon be."""
-        return self.kind in CRITICAL
+        return KINDS[self.kind].is_critical
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -182,32 +279,14 @@ def hide_names(alarms: Sequence[Alarm], may_see: Callable[[str], bool]) -> list[
 
     `may_see` returns whether the user has the view permission of a resource (ADR 0034).
     """
-    visible = [
-        alarm if may_see("queue") or alarm.kind != "paused-queue" else alarm._replace(note="") for alarm in alarms
-    ]
-    return [
-        alarm._replace(subject="", note="", text=str(_NAMELESS[alarm.kind].text))
-        if alarm.kind in _NAMELESS and not may_see(_NAMELESS[alarm.kind].resource)
-        else alarm
-        for alarm in visible
-    ]
 
+    def hide(alarm: Alarm) -> Alarm:
+        kind = KINDS[alarm.kind]
+        if kind.resource and not may_see(kind.resource):
+            return alarm._replace(subject="", note="", text=str(kind.nameless_text))
+        return alarm if may_see("queue") or alarm.kind != "paused-queue" else alarm._replace(note="")
 
-class _Nameless(NamedTuple):
-    resource: str
-    text: _StrPromise
-
-
-_NAMELESS = {
-    "silent-worker": _Nameless("workerprocess", _("A worker sends no heartbeat")),
-    "lost-worker": _Nameless("workerprocess", _("A worker was lost")),
-    "failing-task": _Nameless("job", _("A task fails")),
-    "unknown-task": _Nameless("job", _("No worker knows a task")),
-    "paused-task": _Nameless("limit", _("A task with waiting jobs is paused")),
-    "stuck-batch": _Nameless("batch", _("A batch cannot finish")),
-    "cron-never-runs": _Nameless("cronentry", _("A cron entry never runs")),
-}
-"""The resource that the user must be allowed to view, and the text for other users."""
+    return list(map(hide, alarms))
 
 
 def _read_waiting(all_counts: counts.AllCounts, using: str) -> dict[str, queues.Waiting]:
@@ -218,8 +297,12 @@ def _read_waiting(all_counts: counts.AllCounts, using: str) -> dict[str, queues.
     return {name: found for name, found in waiting.items() if found.ready and name not in all_counts.paused}
 
 
-def _number(number: int) -> str:
-    return number_format(number, force_grouping=True)
+def _alarm(kind: str, subject: str, since: datetime | None, affected: int, *, text: str = "", **names: Any) -> Alarm:
+    """Return an alarm with these names and numbers in its texts; `text` replaces that of the kind."""
+    names = {"number": affected, **names}
+    values = {name: format_number(value) if isinstance(value, int) else value for name, value in names.items()}
+    definition = KINDS[kind]
+    return Alarm(kind, subject, (text or definition.text) % values, definition.advice % values, since, affected)
 
 
 def _ago(reading: Reading, seconds: float) -> datetime:
@@ -234,52 +317,26 @@ def _find_no_workers(reading: Reading) -> Iterator[Alarm]:
         return
     count = sum(found.size for found in reading.waiting.values())
     stopping = sum(reading.counts.workers.values())
-    text = gettext("No running worker; jobs waiting: %(number)s")
+    text = ""
     if stopping:
         text = gettext("No running worker; jobs waiting: %(number)s; workers that are stopping: %(stopping)s")
-    yield Alarm(
-        kind="no-workers",
-        subject="",
-        text=text % {"number": _number(count), "stopping": stopping},
-        advice=gettext(
-            "Queued jobs wait until a worker runs. Start manage.py runfaktory, or read its log if it should run."
-        ),
-        since=_ago(reading, max(found.ready_latency_s for found in reading.waiting.values())),
-        affected=count,
-    )
+    waited_s = max(found.ready_latency_s for found in reading.waiting.values())
+    yield _alarm("no-workers", "", _ago(reading, waited_s), count, text=text, stopping=stopping)
 
 
 def _find_silent_workers(reading: Reading) -> Iterator[Alarm]:
     timeout_s = conf.get("WORKER_TIMEOUT")
     silent = workers.find_stale_workers(timeout_s / 2, using=reading.using).order_by("beat_at")
     for worker in silent[:MAX_PER_KIND]:
-        yield Alarm(
-            kind="silent-worker",
-            subject=worker.wid,
-            text=gettext("Worker %(worker)s sends no heartbeat") % {"worker": f"{worker.hostname}:{worker.pid}"},
-            advice=gettext(
-                "After %(seconds)s s without a heartbeat it counts as lost, and its jobs run again elsewhere."
-            )
-            % {"seconds": f"{timeout_s:g}"},
-            since=worker.beat_at,
-            affected=1,
-        )
+        name = f"{worker.hostname}:{worker.pid}"
+        yield _alarm("silent-worker", worker.wid, worker.beat_at, 1, worker=name, seconds=f"{timeout_s:g}")
 
 
 def _find_lost_workers(reading: Reading) -> Iterator[Alarm]:
     lost = alarm_records.read_lost(using=reading.using, since=_ago(reading, alarm_records.LOST_SHOWN_S))
     for record in lost[:MAX_PER_KIND]:
-        yield Alarm(
-            kind=alarm_records.LOST_WORKER,
-            subject=record.subject,
-            text=gettext("Worker %(worker)s was lost") % {"worker": record.text},
-            advice=gettext(
-                "It was killed, or its machine or network failed. Its jobs run again on other workers. The loss is "
-                "shown for an hour, with the jobs that it ran."
-            ),
-            since=record.began_at,
-            affected=record.affected,
-        )
+        name, affected = record.subject, record.affected
+        yield _alarm(alarm_records.LOST_WORKER, name, record.began_at, affected, worker=record.text)
 
 
 # --- queues
@@ -288,18 +345,8 @@ def _find_lost_workers(reading: Reading) -> Iterator[Alarm]:
 def _find_unserved_queues(reading: Reading) -> Iterator[Alarm]:
     for name in reading.unserved[:MAX_PER_KIND]:
         found = reading.waiting[name]
-        yield Alarm(
-            kind="unserved-queue",
-            subject=name,
-            text=gettext("No worker takes jobs of queue %(queue)s; waiting: %(number)s")
-            % {"queue": name, "number": queue_sizes.describe(found)},
-            advice=gettext(
-                "Workers run, but none has started a job of this queue. Add it to the queues of a worker "
-                "(runfaktory --queues), or stop the workers that are busy with other queues."
-            ),
-            since=_ago(reading, found.ready_latency_s),
-            affected=found.size,
-        )
+        since, number = _ago(reading, found.ready_latency_s), queue_sizes.describe(found)
+        yield _alarm("unserved-queue", name, since, found.size, queue=name, number=number)
 
 
 def _find_late_queues(reading: Reading) -> Iterator[Alarm]:
@@ -310,19 +357,9 @@ def _find_late_queues(reading: Reading) -> Iterator[Alarm]:
         if reading.has_workers and limit_s and found.ready_latency_s >= limit_s and name not in reading.unserved
     ]
     for name, found in sorted(late, key=lambda item: -item[1].ready_latency_s)[:MAX_PER_KIND]:
-        yield Alarm(
-            kind="late-queue",
-            subject=name,
-            text=gettext("Jobs of queue %(queue)s start late; waiting: %(number)s")
-            % {"queue": name, "number": queue_sizes.describe(found)},
-            advice=gettext(
-                "Its first job has waited for more than %(seconds)s s (ALARM_LATENCY). Add workers, or find the "
-                "jobs that keep them busy."
-            )
-            % {"seconds": f"{limit_s:g}"},
-            since=_ago(reading, found.ready_latency_s - limit_s),
-            affected=found.size,
-        )
+        since, number = _ago(reading, found.ready_latency_s - limit_s), queue_sizes.describe(found)
+        seconds = f"{limit_s:g}"
+        yield _alarm("late-queue", name, since, found.size, queue=name, number=number, seconds=seconds)
 
 
 def _find_paused_queues(reading: Reading) -> Iterator[Alarm]:
@@ -333,16 +370,10 @@ def _find_paused_queues(reading: Reading) -> Iterator[Alarm]:
     sizes = queue_sizes.read(list(paused), using=reading.using)
     stuck = [name for name in paused if sizes[name].size]
     for name in stuck[:MAX_PER_KIND]:
-        yield Alarm(
-            kind="paused-queue",
-            subject=name,
-            text=gettext("Queue %(queue)s is paused; waiting: %(number)s")
-            % {"queue": name, "number": queue_sizes.describe(sizes[name])},
-            advice=gettext("No worker gets its jobs until the queue is resumed."),
-            since=paused[name].paused_at,
-            affected=sizes[name].size,
-            note=paused[name].pause_note,
-        )
+        row, size = paused[name], sizes[name].size
+        number = queue_sizes.describe(sizes[name])
+        alarm = _alarm("paused-queue", name, row.paused_at, size, queue=name, number=number)
+        yield alarm._replace(note=row.pause_note)
 
 
 # --- tasks and limits
@@ -367,18 +398,8 @@ def _find_failing_tasks(reading: Reading) -> Iterator[Alarm]:
             max_share=MAX_FAILED_SHARE,
         )
     for failed, ended, jobtype in failing:
-        yield Alarm(
-            kind="failing-task",
-            subject=jobtype,
-            text=gettext("Task %(task)s fails: %(failed)s of %(runs)s runs in the last %(minutes)s minutes")
-            % {"task": jobtype, "failed": _number(failed), "runs": _number(ended), "minutes": WINDOW_S // 60},
-            advice=gettext(
-                "Failed jobs are retried until their attempts are used up. Read the traceback; pause the task while "
-                "you repair it, so that its jobs wait without using attempts."
-            ),
-            since=since.get(jobtype),
-            affected=failed,
-        )
+        names = {"task": jobtype, "failed": failed, "runs": ended, "minutes": WINDOW_S // 60}
+        yield _alarm("failing-task", jobtype, since.get(jobtype), failed, **names)
 
 
 def _find_unknown_tasks(reading: Reading) -> Iterator[Alarm]:
@@ -387,17 +408,7 @@ def _find_unknown_tasks(reading: Reading) -> Iterator[Alarm]:
         if job.state == State.SCHEDULED and job.errtype == UnknownJobType.__name__:
             created_by_task[job.jobtype].append(job.created_at)
     for jobtype, created in sorted(created_by_task.items())[:MAX_PER_KIND]:
-        yield Alarm(
-            kind="unknown-task",
-            subject=jobtype,
-            text=gettext("No worker knows task %(task)s; jobs waiting: %(number)s")
-            % {"task": jobtype, "number": _number(len(created))},
-            advice=gettext(
-                "Deploy the code that defines the task, or correct its name. After UNKNOWN_JOBTYPE_GRACE its jobs fail."
-            ),
-            since=min(created),
-            affected=len(created),
-        )
+        yield _alarm("unknown-task", jobtype, min(created), len(created), task=jobtype)
 
 
 def _find_paused_tasks(reading: Reading) -> Iterator[Alarm]:
@@ -411,16 +422,8 @@ def _find_paused_tasks(reading: Reading) -> Iterator[Alarm]:
     numbers = bounded_counts.counts(blocked, max_count=COUNTED, using=reading.using)
     for limit, number in zip(limits, numbers, strict=True):
         if number:
-            yield Alarm(
-                kind="paused-task",
-                subject=limit.name,
-                text=gettext("Task %(task)s is paused; waiting: %(number)s")
-                % {"task": limit.name, "number": _number(number)},
-                advice=gettext("No worker gets its jobs until the task is resumed."),
-                since=limit.paused_at,
-                affected=number,
-                note=limit.pause_note,
-            )
+            alarm = _alarm("paused-task", limit.name, limit.paused_at, number, task=limit.name)
+            yield alarm._replace(note=limit.pause_note)
 
 
 # --- batches, cron, outbox
@@ -443,20 +446,9 @@ def _find_stuck_batches(reading: Reading) -> Iterator[Alarm]:
     if not rows:
         return
     subject = rows[0][0] if len(rows) == 1 else ""
-    yield Alarm(
-        kind="stuck-batch",
-        subject=subject,
-        text=(
-            gettext("Batch %(batch)s cannot finish") if subject else gettext("Batches that cannot finish: %(number)s")
-        )
-        % {"batch": subject, "number": _number(len(rows))},
-        advice=gettext(
-            "All jobs that are left, or a callback, are dead. Retry them, or discard them to end the batch without "
-            "success."
-        ),
-        since=min(committed_at for _, committed_at in rows if committed_at),
-        affected=len(rows),
-    )
+    text = gettext("Batch %(batch)s cannot finish") if subject else ""
+    since = min(committed_at for _, committed_at in rows if committed_at)
+    yield _alarm("stuck-batch", subject, since, len(rows), text=text, batch=subject)
 
 
 def _find_cron_problems(reading: Reading) -> Iterator[Alarm]:
@@ -469,43 +461,19 @@ def _find_cron_problems(reading: Reading) -> Iterator[Alarm]:
     rows = list(wrong.order_by("name").values_list("name", "problem", "next_at", "created_at")[:COUNTED])
     never = [name for name, problem, next_at, _ in rows if problem and next_at is None]
     if never:
-        yield Alarm(
-            kind="cron-never-runs",
-            subject=never[0] if len(never) == 1 else "",
-            text=gettext("Cron entries that never run: %(names)s")
-            % {"names": ", ".join([*never[:3], *(["…"] if len(never) > 3 else [])])},
-            advice=gettext("Their schedules match no date, or cannot be read. Open the entry to see why."),
-            since=None,
-            affected=len(never),
-        )
+        subject = never[0] if len(never) == 1 else ""
+        names = ", ".join([*never[:3], *(["…"] if len(never) > 3 else [])])
+        yield _alarm("cron-never-runs", subject, None, len(never), names=names)
     overdue = [next_at or created_at for name, problem, next_at, created_at in rows if next_at or not problem]
     if overdue:
-        yield Alarm(
-            kind="cron-overdue",
-            subject="",
-            text=gettext("Cron entries are due, but no node enqueues their jobs"),
-            advice=gettext("Every runfaktory does this. Start one, or read its log."),
-            since=min(overdue),
-            affected=1,
-        )
+        yield _alarm("cron-overdue", "", min(overdue), 1)
 
 
 def _find_overdue_jobs(reading: Reading) -> Iterator[Alarm]:
     limit = _ago(reading, OVERDUE_S)
     overdue = [job.run_at for job in reading.due if job.run_at < limit]
     if overdue:
-        yield Alarm(
-            kind="overdue-jobs",
-            subject="",
-            text=gettext("Jobs are due, but no node enqueues them; waiting: %(number)s")
-            % {"number": _number(len(overdue))},
-            advice=gettext(
-                "Scheduled jobs and retries wait for maintenance, which every runfaktory does. Start one, or read its "
-                "log."
-            ),
-            since=overdue[0],
-            affected=len(overdue),
-        )
+        yield _alarm("overdue-jobs", "", overdue[0], len(overdue))
 
 
 def _find_refused_entries(reading: Reading) -> Iterator[Alarm]:
@@ -520,16 +488,7 @@ def _find_refused_entries(reading: Reading) -> Iterator[Alarm]:
             total += count
             first_times += refused.order_by("pk").values_list("created_at", flat=True)[:1]
     if total:
-        yield Alarm(
-            kind="outbox-refused",
-            subject="",
-            text=gettext("Refused jobs in the outbox: %(number)s") % {"number": _number(total)},
-            advice=gettext(
-                "They stay in the outbox. Read the error, correct the cause, and send them again or delete them."
-            ),
-            since=min(first_times, default=None),
-            affected=total,
-        )
+        yield _alarm("outbox-refused", "", min(first_times, default=None), total)
 
 
 # --- the database
@@ -540,18 +499,7 @@ def _find_slow_database(reading: Reading) -> Iterator[Alarm]:
     if round_trip_s >= reading.slow_s:  # one slow answer is not yet a slow database
         round_trip_s = min(round_trip_s, _time_round_trip(reading.using))
     if round_trip_s >= reading.slow_s:
-        yield Alarm(
-            kind="slow-database",
-            subject="",
-            text=gettext("The database needs %(milliseconds)s ms for an empty statement")
-            % {"milliseconds": f"{round_trip_s * 1000:.0f}"},
-            advice=gettext(
-                "Each job needs several statements, so all jobs are slow. Look at the load of the database and the "
-                "network."
-            ),
-            since=None,
-            affected=1,
-        )
+        yield _alarm("slow-database", "", None, 1, milliseconds=f"{round_trip_s * 1000:.0f}")
 
 
 def _time_round_trip(using: str) -> float:
@@ -562,7 +510,6 @@ def _time_round_trip(using: str) -> float:
         return time.perf_counter() - begun
 
 
-# A check's kind must also be in `CRITICAL` or `WARNINGS`, and in `_LINKS` of `admin.overview.alarms`.
 CHECKS: tuple[Check, ...] = (
     _find_no_workers,
     _find_unserved_queues,

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from decimal import Decimal
 
 from django.utils.formats import number_format
 from django.utils.translation import gettext
@@ -32,14 +33,15 @@ def read(names: Sequence[str], *, using: str) -> dict[str, Waiting]:
 
 def describe(waiting: Waiting) -> str:
     """Return the size as text: "1,215, of them 900 held by limits or locks"; "500+" if it was cut."""
-    size = _format(waiting.size, waiting.is_more)
+    size = format_number(waiting.size, is_more=waiting.is_more)
     if not waiting.held:
         return size
     if not waiting.ready:
         return gettext("%(size)s, all held by limits or locks") % {"size": size}
-    held = _format(waiting.held, waiting.held >= queues.COUNTED and waiting.is_more)
+    held = format_number(waiting.held, is_more=waiting.held >= queues.COUNTED and waiting.is_more)
     return gettext("%(size)s, of them %(held)s held by limits or locks") % {"size": size, "held": held}
 
 
-def _format(number: int, is_more: bool) -> str:
-    return number_format(number, force_grouping=True) + ("+" if is_more else "")
+def format_number(number: int | str, *, is_more: bool = False) -> str:
+    """Format a number in the language of the reader, "1,234" in English, with a plus sign if it is a lower bound."""
+    return number_format(Decimal(number), force_grouping=True) + ("+" if is_more else "")

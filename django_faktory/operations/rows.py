@@ -21,7 +21,7 @@ from ..core.payloads import rfc3339
 from ..models import WorkerProcess
 from ..models.cron import CronEntry
 from ..models.pausable import Pausable
-from .alarms import CRITICAL, WARNINGS
+from .alarms import KINDS
 
 
 def time_of(moment: datetime | str | None) -> str | None:
@@ -167,7 +167,7 @@ class JobDetail(JobSummary):
 class AlarmRow(Row):
     """A condition that needs attention."""
 
-    kind = Choice("The kind of the problem.", choices=sorted(CRITICAL | WARNINGS))
+    kind = Choice("The kind of the problem.", choices=sorted(KINDS))
     subject = Text("The queue, task, worker, batch or cron entry; empty if it is about the whole installation.")
     is_critical = Flag("Whether jobs do not run at all, or fail.")
     text = Text("What is wrong, in one line.")

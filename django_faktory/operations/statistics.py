@@ -49,7 +49,7 @@ def read(*, using: str, limit: int = MAX_EXPORTED) -> ExportedStatistics:
     series = shared(
         (histograms.read_totals, limit), partial(histograms.read_totals, using=using, limit=limit), using=using
     )
-    alarm_counts = dict.fromkeys(sorted(alarms.CRITICAL | alarms.WARNINGS), 0.0)
+    alarm_counts = dict.fromkeys(sorted(alarms.KINDS), 0.0)
     for alarm in alarms.read(using=using):
         alarm_counts[alarm.kind] += 1
     return replace(_select(counts, series, limit), alarms=alarm_counts)

@@ -9,7 +9,7 @@ from datetime import datetime, timedelta
 from typing import NamedTuple
 
 from django.utils import timezone
-from django.utils.formats import date_format, number_format
+from django.utils.formats import date_format
 from django.utils.translation import gettext
 
 from .. import conf
@@ -20,6 +20,7 @@ from ..models import Job, JobLock, JobQuerySet, Limit, Limiter, Measure, Queue, 
 from ..models.pausable import Pausable
 from ..store import workers
 from ..store.statistics import bounded_counts
+from .queue_sizes import format_number
 
 MAX_AHEAD = 10_000
 """Jobs ahead of a job that are counted."""
@@ -168,8 +169,8 @@ def _explain_block(job: Job, using: str) -> Reason:
 def _explain_limiter(limiter: Limiter, ahead: str) -> Reason | None:
     """Return how this limiter holds its jobs back; None if it has room."""
     names = {
-        "name": str(limiter), "number": ahead, "used": _format(limiter.in_use),
-        "all": _format(limiter.concurrency or 0),
+        "name": str(limiter), "number": ahead, "used": format_number(limiter.in_use),
+        "all": format_number(limiter.concurrency or 0),
     }  # fmt: skip
     place = ("limit", limiter.limit_id)
     if limiter.concurrency is not None and limiter.in_use >= limiter.concurrency:
@@ -197,11 +198,7 @@ def _count_ahead(job: Job, jobs: JobQuerySet, using: str) -> str:
     ]
     in_order = [part.order_by("sort_priority", "enqueued_at", "pk") for part in parts]
     count = sum(bounded_counts.counts(in_order, max_count=MAX_AHEAD, using=using))
-    return _format(min(count, MAX_AHEAD)) + ("+" if count >= MAX_AHEAD else "")
-
-
-def _format(number: int) -> str:
-    return number_format(number, force_grouping=True)
+    return format_number(min(count, MAX_AHEAD), is_more=count >= MAX_AHEAD)
 
 
 def _format_time(moment: datetime | None) -> str:

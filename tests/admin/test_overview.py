@@ -98,7 +98,7 @@ def test_users_without_the_permission_see_no_button():
     assert line.alarm.text == "Queue mail is paused; waiting: 1"
 
 
-@pytest.mark.parametrize("kind", sorted(alarms.CRITICAL | alarms.WARNINGS))
+@pytest.mark.parametrize("kind", sorted(alarms.KINDS))
 def test_the_link_of_each_alarm_leads_to_a_page(admin_client, monkeypatch, kind):
     subjects = {"silent-worker": "wid-1", "unserved-queue": "mail_2", "late-queue": "mail_2", "paused-queue": "mail_2"}
     QueueFactory(name="mail_2")
