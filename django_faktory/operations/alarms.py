@@ -398,7 +398,7 @@ def _find_failing_tasks(reading: Reading) -> Iterator[Alarm]:
             max_share=MAX_FAILED_SHARE,
         )
     for failed, ended, jobtype in failing:
-        names = {"task": jobtype, "failed": failed, "runs": ended, "minutes": WINDOW_S // 60}
+        names: dict[str, Any] = {"task": jobtype, "failed": failed, "runs": ended, "minutes": WINDOW_S // 60}
         yield _alarm("failing-task", jobtype, since.get(jobtype), failed, **names)
 
 

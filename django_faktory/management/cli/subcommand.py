@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-import argparse
 import getpass
 import os
 import socket
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -27,6 +26,9 @@ OK, WRONG, NOTHING, UNAVAILABLE, PARTLY, INTERRUPTED = 0, 1, 2, 3, 4, 130
 
 class Unsupported(FaktoryError):
     """A subcommand cannot run as requested: wrong arguments, no confirmation, or no support by the broker."""
+
+
+Run = Callable[["Invocation"], int]
 
 
 @dataclass(frozen=True, slots=True)
@@ -79,6 +81,40 @@ class Invocation:
             import_tasks()
         return query if self.alias is None else task_names.expand_short_names(query, using=self.alias)
 
+    def require_known(self, kind: str, names: Iterable[str], known: Iterable[str]) -> None:
+        """Reject unknown names, unless the option --new is given. Raises Unsupported for the first one."""
+        known = set(known)
+        unknown = [name for name in names if name not in known]
+        if not unknown or self.options.get("new"):
+            return
+        remedy = " or add --new for a name not used yet" if "new" in self.options else ""
+        hint = suggest(unknown[0], known) or ("; see the list of names," if remedy else "")
+        raise Unsupported(f"{self.name}: there is no {kind} {unknown[0]}{hint}{remedy}")
+
+    def note_unknown_names(self, query: Query) -> None:
+        """Print the unknown names of a query that found no job, to stderr."""
+        for word in (*query.jids, *query.words):
+            if hint := suggest(word, State):
+                self.screen.note(f"no job has the {'ID' if word in query.jids else 'text'} {word}{hint}")
+        queues = [pattern.text for pattern in query.queues if not pattern.is_prefix]
+        tasks = [pattern.text for pattern in query.tasks if not pattern.is_prefix]
+        if queues:
+            known_queues = self.known_queue_names()
+            for name in queues:
+                if name not in known_queues:
+                    self.screen.note(f"there is no queue {name}{suggest(name, known_queues)}")
+        if tasks and self.alias is not None:
+            known_tasks = task_names.known_tasks(using=self.alias)
+            for name in tasks:
+                if name not in known_tasks:
+                    similar = task_names.find_similar(name, using=self.alias)
+                    self.screen.note(f"there is no task {name}{f'; did you mean {similar[0]}?' if similar else ''}")
+
+    def known_queue_names(self) -> set[str]:
+        """Return the queues of all jobs so far and of the project's tasks."""
+        import_tasks()
+        return {*self.broker.info().get("queues", {}), *registered_queues()}
+
 
 def operator() -> str:
     """Return the user and the host of this command, to record next to what it does."""
@@ -89,45 +125,11 @@ def operator() -> str:
     return f"{user}@{socket.gethostname()}"
 
 
-def add_reason(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("--reason", default="", metavar="TEXT", help="Why it is paused; shown on pages and in alarms.")
+class Argument:
+    """An argument of a subcommand, with the parameters of argparse's `add_argument`."""
 
-
-def require_known(call: Invocation, kind: str, names: Iterable[str], known: Iterable[str]) -> None:
-    """Reject unknown names, unless the option --new is given. Raises Unsupported for the first one."""
-    known = set(known)
-    unknown = [name for name in names if name not in known]
-    if not unknown or call.options.get("new"):
-        return
-    remedy = " or add --new for a name not used yet" if "new" in call.options else ""
-    hint = suggest(unknown[0], known) or ("; see the list of names," if remedy else "")
-    raise Unsupported(f"{call.name}: there is no {kind} {unknown[0]}{hint}{remedy}")
-
-
-def note_unknown_names(call: Invocation, query: Query) -> None:
-    """Print the unknown names of a query that found no job, to stderr."""
-    for word in (*query.jids, *query.words):
-        if hint := suggest(word, State):
-            call.screen.note(f"no job has the {'ID' if word in query.jids else 'text'} {word}{hint}")
-    queues = [pattern.text for pattern in query.queues if not pattern.is_prefix]
-    tasks = [pattern.text for pattern in query.tasks if not pattern.is_prefix]
-    if queues:
-        known_queues = known_queue_names(call)
-        for name in queues:
-            if name not in known_queues:
-                call.screen.note(f"there is no queue {name}{suggest(name, known_queues)}")
-    if tasks and call.alias is not None:
-        known_tasks = task_names.known_tasks(using=call.alias)
-        for name in tasks:
-            if name not in known_tasks:
-                similar = task_names.find_similar(name, using=call.alias)
-                call.screen.note(f"there is no task {name}{f'; did you mean {similar[0]}?' if similar else ''}")
-
-
-def known_queue_names(call: Invocation) -> set[str]:
-    """Return the queues of all jobs so far and of the project's tasks."""
-    import_tasks()
-    return {*call.broker.info().get("queues", {}), *registered_queues()}
+    def __init__(self, *names: str, **options: Any) -> None:
+        self.names, self.options = names, options
 
 
 @dataclass(frozen=True, slots=True)
@@ -136,10 +138,20 @@ class Subcommand:
 
     name: str
     help: str
-    run: Callable[[Invocation], int]
-    """Function that executes the subcommand and returns the exit code."""
-    arguments: Callable[[argparse.ArgumentParser], None] = lambda _: None
-    """Function that adds the arguments to a parser."""
+    run: Run
+    arguments: Sequence[Argument]
+
+
+def subcommand(name: str, text: str, *arguments: Argument) -> Callable[[Run], Run]:
+    """Return a decorator for a function that executes a subcommand and returns the exit code."""
+
+    def decorate(function: Run) -> Run:
+        # A list: one function may serve several subcommands.
+        one = Subcommand(name, text, function, arguments)
+        function.__dict__["subcommands"] = [one, *getattr(function, "subcommands", ())]
+        return function
+
+    return decorate
 
 
 # argparse shows the name of the function in its error: `invalid duration value: 'x'`.
@@ -157,3 +169,23 @@ def whole(text: str) -> int:
     if not 0 < number <= 1_000_000:
         raise ValueError
     return number
+
+
+def flag(name: str, text: str) -> Argument:
+    return Argument(name, action="store_true", help=text)
+
+
+def limit(noun: str, default: int = 50) -> Argument:
+    """Return the option that bounds a list."""
+    return Argument(
+        "--limit", type=whole, default=default, metavar="N", help=f"Maximum number of {noun}; default: {default}."
+    )
+
+
+def verbs(*words: str) -> Argument:
+    """Return the argument that says what to do; `list` if it is left out."""
+    return Argument("verb", nargs="?", choices=words, default="list", help="What to do; default: list.")
+
+
+YES = flag("--yes", "Skip the question.")
+REASON = Argument("--reason", default="", metavar="TEXT", help="Why it is paused; shown on pages and in alarms.")

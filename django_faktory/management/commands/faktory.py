@@ -41,7 +41,8 @@ class Command(BaseCommand):
                 subcommand.name, help=subcommand.help, description=subcommand.help, parents=[common]
             )
             subparser.add_argument("--json", action="store_true", help="Print one JSON document.")
-            subcommand.arguments(subparser)
+            for argument in subcommand.arguments:
+                subparser.add_argument(*argument.names, **argument.options)
 
     def run_from_argv(self, argv: list[str]) -> None:
         """Run as Django does, but exit on wrong usage as on wrong configuration (`WRONG`)."""

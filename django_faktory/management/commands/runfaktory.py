@@ -3,9 +3,13 @@
 from __future__ import annotations
 
 import argparse
+import atexit
 import logging
+import os
+import subprocess
 import sys
-from collections.abc import Iterator
+import threading
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from functools import partial
 from typing import Any
@@ -14,20 +18,25 @@ from django.conf import settings
 from django.core.checks import Tags
 from django.core.management.base import BaseCommand, CommandError, CommandParser, OutputWrapper
 from django.db import DatabaseError, connections
+from django.utils import autoreload
 
 from ... import conf
 from ...checks.tasks import broken_modules, remedy_for
 from ...contrib.gearmonkey import command as gearmonkey
-from ...runtime.autoreload import get_reloader_pid, run_with_reloader
 from ...runtime.await_migrations import await_database, await_migrations
 from ...runtime.config import RunConfig, config_warnings, connection_warnings, make_run_config, security_warnings
 from ...runtime.log_handler import LogHandler
 from ...runtime.roles import supervise
-from ...runtime.standard_streams import reopen_closed_streams
+from ...store.database_errors import first_line
 from ...tasks import base
 from ...worker.job_log import NAMES_OF_TASKS
 from ...worker.process import CANNOT_START
 from ..usage import report
+
+PARENT_VARIABLE = "DJANGO_FAKTORY_STOP_WITHOUT"
+"""Environment variable of the child command: the pid of the process that it must not outlive."""
+
+_STREAMS = ((0, "stdin", "r"), (1, "stdout", "w"), (2, "stderr", "w"))
 
 
 class Command(BaseCommand):
@@ -85,7 +94,7 @@ class Command(BaseCommand):
 
     def run_from_argv(self, argv: list[str]) -> None:
         """Reopen closed standard streams first: a file that a job opens must not get their numbers."""
-        if reopen_closed_streams():
+        if _reopen_closed_streams():
             # Django has wrapped the closed streams when it created this command.
             self.stdout, self.stderr = OutputWrapper(sys.stdout), OutputWrapper(sys.stderr)
         super().run_from_argv(argv)
@@ -103,10 +112,12 @@ class Command(BaseCommand):
             options["reload"] = settings.DEBUG and not options["drain"]
         _configure_logging(options["verbosity"])
         if options["reload"]:
-            run_with_reloader(base.autodiscover)
+            autoreload.run_with_reloader(_run_in_child, base.autodiscover)
             return
         # Before the fork: the children share the memory of the imported project (ADR 0038).
-        _import_tasks()
+        for module in broken_modules():
+            # A worker that lacks a task would leave its jobs to other workers, and fail them after a while.
+            raise CommandError(f"{module}; no worker starts without it: {remedy_for(module)}") from module.error
         with _shorten_database_errors():
             run_config, warnings = await_database(
                 lambda: self._prepare(options),
@@ -117,7 +128,7 @@ class Command(BaseCommand):
         for warning in warnings:
             self.stderr.write(self.style.WARNING(f"runfaktory: {warning}"))
         self.stdout.write(f"runfaktory: {', '.join([str(run_config), *gearmonkey.describe(run_config)])}")
-        if code := supervise(run_config, gearmonkey.roles, parent=get_reloader_pid()):
+        if code := supervise(run_config, gearmonkey.roles, parent=_get_reloader_pid()):
             sys.exit(code)
 
     def _prepare(self, options: dict[str, Any]) -> tuple[RunConfig, list[str]]:
@@ -145,24 +156,13 @@ def _configure_logging(verbosity: int) -> None:
         logger.setLevel({0: logging.WARNING, 1: logging.INFO}.get(verbosity, logging.DEBUG))
     if not is_configured:
         logger.addHandler(LogHandler())
-    for name in NAMES_OF_TASKS:
-        _quiet_tasks_logger(logging.getLogger(name))
-
-
-def _quiet_tasks_logger(logger: logging.Logger) -> None:
-    """Drop the lines RUNNING and SUCCESSFUL of Django's Tasks, which repeat ours, unless LOGGING names their logger."""
+    # Django's Tasks log RUNNING and SUCCESSFUL, which repeat our lines: drop them unless LOGGING names their logger.
     loggers = getattr(settings, "LOGGING", {}).get("loggers", {})
-    if logger.name not in loggers and logger.level == logging.NOTSET:
-        logger.setLevel(logging.WARNING)
-    if not logger.hasHandlers():  # Python's last-resort handler would print its failures a second time
-        logger.addHandler(logging.NullHandler())
-
-
-def _import_tasks() -> None:
-    # The first one ends the command: a worker that lacks a task would leave its jobs to other workers, and fail them
-    # after a while.
-    for module in broken_modules():
-        raise CommandError(f"{module}; no worker starts without it: {remedy_for(module)}") from module.error
+    for logger in map(logging.getLogger, NAMES_OF_TASKS):
+        if logger.name not in loggers and logger.level == logging.NOTSET:
+            logger.setLevel(logging.WARNING)
+        if not logger.hasHandlers():  # Python's last-resort handler would print its failures a second time
+            logger.addHandler(logging.NullHandler())
 
 
 @contextmanager
@@ -170,10 +170,8 @@ def _shorten_database_errors() -> Iterator[None]:
     try:
         yield
     except DatabaseError as error:
-        alias, first_line = conf.get("DATABASE"), (str(error).splitlines() or [""])[0]
-        raise CommandError(
-            f"the database {alias!r} cannot be used: {first_line}; see DATABASES", returncode=CANNOT_START
-        ) from error
+        message = f"the database {conf.get('DATABASE')!r} cannot be used: {first_line(error)}; see DATABASES"
+        raise CommandError(message, returncode=CANNOT_START) from error
 
 
 def _parse_wait_s(option: str | None) -> float:
@@ -200,3 +198,63 @@ def _disconnect() -> None:
         connection.close()
         if hasattr(connection, "close_pool"):
             connection.close_pool()
+
+
+def _get_reloader_pid() -> int | None:
+    """Return the pid of the reloader that started this process; None without one."""
+    pid = os.environ.get(PARENT_VARIABLE)
+    return int(pid) if pid else None
+
+
+def _run_in_child(load: Callable[[], None]) -> None:
+    """Run the command without `--reload` in a child process, under Django's autoreloader.
+
+    The reloader watches files in threads, and a process that forks must not have threads. The child has ended before
+    the reloader restarts. `load` imports the modules to watch.
+    """
+    load()
+    child = subprocess.Popen(  # noqa: S603  (our own command line)
+        # Explicit, because reloading is the default while DEBUG is on.
+        [*autoreload.get_child_arguments(), "--no-reload"],
+        env={**os.environ, PARENT_VARIABLE: str(os.getpid())},
+        start_new_session=True,  # Ctrl-C reaches only the reloader, which sends one TERM
+    )
+    reloading = threading.Event()
+    # After a change, Django's reloader exits this process with code 3, which runs `_stop`.
+    atexit.register(_stop, child, reloading)
+    code = child.wait()
+    if not reloading.is_set():
+        # The child ended without a change of code. Exit code 3 would make Django's reloader run it again.
+        os._exit(1 if code else 0)
+
+
+def _stop(child: subprocess.Popen[bytes], reloading: threading.Event) -> None:
+    reloading.set()
+    child.terminate()
+    child.wait()
+
+
+def _reopen_closed_streams() -> bool:
+    """Open the null device for each closed standard stream; return whether one was closed.
+
+    Python has None in place of a closed stream, which cannot be written to. Also, the next socket or file would get the
+    stream's file descriptor, and child processes would use it as their standard stream.
+    """
+    closed = [stream for stream in _STREAMS if getattr(sys, stream[1]) is None]
+    for number, name, mode in closed:
+        null = os.open(os.devnull, os.O_RDWR)
+        if null == number or _is_closed(number):
+            os.dup2(null, number)
+            os.set_inheritable(number, True)  # for child programs; dup2 onto the same number leaves the flag as it is
+        setattr(sys, name, open(os.dup(null), mode))  # noqa: SIM115  (open until the process ends)
+        if null != number:
+            os.close(null)
+    return bool(closed)
+
+
+def _is_closed(number: int) -> bool:
+    try:
+        os.fstat(number)
+    except OSError:
+        return True
+    return False

@@ -30,7 +30,8 @@ def chapter_of(word):
 
 def options_of(subcommand):
     parser = argparse.ArgumentParser(add_help=False)
-    subcommand.arguments(parser)
+    for argument in subcommand.arguments:
+        parser.add_argument(*argument.names, **argument.options)
     return [option for action in parser._actions for option in action.option_strings]
 
 

@@ -1,4 +1,4 @@
-"""The subcommands: each module of this package lists its own in `SUBCOMMANDS`."""
+"""The subcommands: functions with the decorator `subcommand`, in any module of this package."""
 
 from __future__ import annotations
 
@@ -12,6 +12,6 @@ def subcommands() -> dict[str, Subcommand]:
     """Return all subcommands by name, in the order of their modules' names."""
     by_name: dict[str, Subcommand] = {}
     for module in sorted(pkgutil.iter_modules(__path__), key=lambda module: module.name):
-        for subcommand in import_module(f"{__name__}.{module.name}").SUBCOMMANDS:
-            by_name[subcommand.name] = subcommand
+        for function in vars(import_module(f"{__name__}.{module.name}")).values():
+            by_name |= {one.name: one for one in getattr(function, "subcommands", ())}
     return by_name

@@ -6,8 +6,6 @@ a set, and jids or one task.
 
 from __future__ import annotations
 
-import argparse
-
 from ....core.lifecycle import State
 from ....core.mutation import TARGETS, Mutation
 from ....core.queries import Query
@@ -16,31 +14,31 @@ from ....operations.bulk import Run, Verb
 from ....store.batches import batches
 from ....store.maintenance import due
 from ..screen import quantity, span
-from ..subcommand import INTERRUPTED, NOTHING, OK, Invocation, Subcommand, Unsupported, note_unknown_names, whole
+from ..subcommand import INTERRUPTED, NOTHING, OK, YES, Argument, Invocation, Unsupported, flag, subcommand, whole
 
 _NEED_CONFIRMATION = (Verb.CANCEL, Verb.KILL, Verb.DISCARD, Verb.PRUNE)
 
 
-def _arguments(parser: argparse.ArgumentParser, *, nargs: str = "+") -> None:
-    parser.add_argument("query", nargs=nargs, help="Which jobs, such as: dead queue:mail error:Timeout, or a jid.")
-    parser.add_argument("--limit", type=whole, metavar="N", help="Maximum number of jobs, newest first (1 for a test).")
-    parser.add_argument("--dry-run", action="store_true", help="Only print how many jobs would change.")
+def _query(nargs: str) -> Argument:
+    return Argument("query", nargs=nargs, help="Which jobs, such as: dead queue:mail error:Timeout, or a jid.")
 
 
-def _retry_arguments(parser: argparse.ArgumentParser) -> None:
-    _arguments(parser)
-    parser.add_argument("--per-minute", type=whole, metavar="N", help="Run at most N of them in a minute.")
+_BOUNDS = (
+    Argument("--limit", type=whole, metavar="N", help="Maximum number of jobs, newest first (1 for a test)."),
+    flag("--dry-run", "Only print how many jobs would change."),
+)
+_ARGUMENTS = (_query("+"), *_BOUNDS)
+_PER_MINUTE = Argument("--per-minute", type=whole, metavar="N", help="Run at most N of them in a minute.")
 
 
-def _confirmed_arguments(parser: argparse.ArgumentParser, *, nargs: str = "+") -> None:
-    _arguments(parser, nargs=nargs)
-    parser.add_argument("--yes", action="store_true", help="Skip the question.")
-
-
-def _prune_arguments(parser: argparse.ArgumentParser) -> None:
-    _confirmed_arguments(parser, nargs="*")
-
-
+@subcommand(
+    "retry", "Run failed jobs now, or N per minute: dead ones and those waiting to retry.", *_ARGUMENTS, _PER_MINUTE
+)
+@subcommand("requeue", "Run dead, scheduled and retrying jobs now.", *_ARGUMENTS)
+@subcommand("cancel", "Remove waiting jobs, and stop running ones (Python workers only).", *_ARGUMENTS, YES)
+@subcommand("kill", "Move waiting jobs to dead.", *_ARGUMENTS, YES)
+@subcommand("discard", "Remove waiting jobs without running them.", *_ARGUMENTS, YES)
+@subcommand("prune", "Delete finished jobs; without a query, those past their retention.", _query("*"), *_BOUNDS, YES)
 def _run_operation(call: Invocation) -> int:
     """Perform the operation that the subcommand is named after."""
     verb, query = Verb(call.name), call.parse_query()
@@ -60,7 +58,7 @@ def _run_operation(call: Invocation) -> int:
     rows = run.rows(using=using).filter(pk__gt=run.after, pk__lte=run.upto)
     total = rows.count()
     if not total:
-        note_unknown_names(call, query)
+        call.note_unknown_names(query)
     if options["dry_run"]:
         _print_result(call, query, 0, total=total)
         return OK if total else NOTHING
@@ -156,25 +154,3 @@ def _mutations(call: Invocation, verb: Verb, query: Query) -> list[Mutation]:
         )
         for state in states
     ]
-
-
-SUBCOMMANDS = (
-    Subcommand(
-        "retry",
-        "Run failed jobs now, or N per minute: dead ones and those waiting to retry.",
-        _run_operation,
-        _retry_arguments,
-    ),
-    Subcommand("requeue", "Run dead, scheduled and retrying jobs now.", _run_operation, _arguments),
-    Subcommand(
-        "cancel",
-        "Remove waiting jobs, and stop running ones (Python workers only).",
-        _run_operation,
-        _confirmed_arguments,
-    ),
-    Subcommand("kill", "Move waiting jobs to dead.", _run_operation, _confirmed_arguments),
-    Subcommand("discard", "Remove waiting jobs without running them.", _run_operation, _confirmed_arguments),
-    Subcommand(
-        "prune", "Delete finished jobs; without a query, those past their retention.", _run_operation, _prune_arguments
-    ),
-)

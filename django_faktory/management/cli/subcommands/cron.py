@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import argparse
 from datetime import datetime
 from zoneinfo import ZoneInfo
 
@@ -13,22 +12,18 @@ from ....store.cron import entries as stored_entries
 from ....store.cron import runs
 from ....tasks import cron
 from ..screen import age, age_of
-from ..subcommand import NOTHING, OK, Invocation, Subcommand, Unsupported, whole
+from ..subcommand import NOTHING, OK, Argument, Invocation, Unsupported, flag, subcommand, verbs, whole
 from ..table import Column
 
-_VERBS = ("list", "pause", "resume", "run", "next")
-NEXT_TIMES = 5
 
-
-def _arguments(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("verb", nargs="?", choices=_VERBS, default="list", help="What to do; default: list.")
-    parser.add_argument("names", nargs="*", metavar="ENTRY", help="The entries; run and next take one.")
-    parser.add_argument(
-        "--count", type=whole, default=NEXT_TIMES, metavar="N", help=f"next: how many times; default: {NEXT_TIMES}."
-    )
-    parser.add_argument("--all", action="store_true", help="All entries that are defined; for pause and resume.")
-
-
+@subcommand(
+    "cron",
+    "Show cron entries; pause, resume or run them: cron pause ENTRY, cron next ENTRY.",
+    verbs("list", "pause", "resume", "run", "next"),
+    Argument("names", nargs="*", metavar="ENTRY", help="The entries; run and next take one."),
+    Argument("--count", type=whole, default=5, metavar="N", help="next: how many times; default: 5."),
+    flag("--all", "All entries that are defined; for pause and resume."),
+)
 def _cron(call: Invocation) -> int:
     verb, names, is_all = call.options["verb"], list(dict.fromkeys(call.options["names"])), call.options["all"]
     # No entry has such a name, and PostgreSQL raises for NUL.
@@ -113,11 +108,4 @@ _COLUMNS = (
     # A manual run has no tick.
     Column("LATEST", lambda entry: entry["latest"] and age(entry["latest"]["tick"] or entry["latest"]["at"]), 5),
     Column("OUTCOME", lambda entry: entry["latest"] and entry["latest"]["outcome"], 6),
-)
-
-
-SUBCOMMANDS = (
-    Subcommand(
-        "cron", "Show cron entries; pause, resume or run them: cron pause ENTRY, cron next ENTRY.", _cron, _arguments
-    ),
 )

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-import argparse
+from contextlib import suppress
 from datetime import timedelta
 from typing import Any
 
@@ -11,24 +11,34 @@ from django.utils import timezone
 from ....core.payloads import queue_name
 from ....core.queries import parse_seconds
 from ....errors import JobNotFound
-from ....models import Job
 from ....operations.edit import Changes, edit
 from ....operations.serializers import whole_job_of
-from ..subcommand import NOTHING, OK, Invocation, Subcommand, Unsupported, known_queue_names, require_known
+from ..subcommand import NOTHING, OK, Argument, Invocation, Unsupported, flag, subcommand
 from .jobs import parse_value
 
 
-def _edit_arguments(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("jid", help="The job's id.")
-    # `dest`: Django takes an option named args as the positional arguments of the command.
-    parser.add_argument("--args", dest="arguments", metavar="JSON", help="Its arguments: a JSON array.")
-    parser.add_argument("--kwargs", metavar="JSON", help="Its keyword arguments: a JSON object.")
-    parser.add_argument("--queue", metavar="NAME", help="Its queue.")
-    parser.add_argument("--priority", type=priority, metavar="N", help="Its priority, -100 to 100, larger first.")
-    parser.add_argument("--in", dest="delay", metavar="DURATION", help="Run a scheduled job after this delay.")
-    parser.add_argument("--new", action="store_true", help="Accept a queue that was never used.")
+# argparse shows the name of the function in its error: `invalid priority value: 'x'`.
+def priority(text: str) -> int:
+    """Parse an option as a priority, -100 to 100. Raises ValueError."""
+    number = int(text)
+    if not -100 <= number <= 100:
+        raise ValueError
+    return number
 
 
+@subcommand(
+    "edit",
+    "Change arguments, queue, priority or time of a job.",
+    Argument(
+        "jid", help="The job's id."
+    ),  # `dest`: Django takes an option named args as the positional arguments of the command.
+    Argument("--args", dest="arguments", metavar="JSON", help="Its arguments: a JSON array."),
+    Argument("--kwargs", metavar="JSON", help="Its keyword arguments: a JSON object."),
+    Argument("--queue", metavar="NAME", help="Its queue."),
+    Argument("--priority", type=priority, metavar="N", help="Its priority, -100 to 100, larger first."),
+    Argument("--in", dest="delay", metavar="DURATION", help="Run a scheduled job after this delay."),
+    flag("--new", "Accept a queue that was never used."),
+)
 def _edit(call: Invocation) -> int:
     options, using = call.options, call.require_alias()
     delay_s = parse_seconds(options["delay"], "--in") if options["delay"] else None
@@ -43,21 +53,16 @@ def _edit(call: Invocation) -> int:
     if not changed:
         raise Unsupported("edit: expected a change: --args, --kwargs, --queue, --priority or --in")
     if changes.queue:
-        require_known(call, "queue", [changes.queue], known_queue_names(call))
+        call.require_known("queue", [changes.queue], call.known_queue_names())
     # No job has an unprintable id, and PostgreSQL raises for NUL.
-    job = _edit_if_found(options["jid"], changes, using) if options["jid"].isprintable() else None
+    job = None
+    with suppress(JobNotFound):
+        job = edit(options["jid"], changes, using=using) if options["jid"].isprintable() else None
     if job is None:
         call.screen.note(f"no job has the ID {options['jid']}")
         return NOTHING
     call.screen.result(whole_job_of(job), f"edit: {', '.join(changed)} of {job.jid}; the job is {job.state}")
     return OK
-
-
-def _edit_if_found(jid: str, changes: Changes, using: str) -> Job | None:
-    try:
-        return edit(jid, changes, using=using)
-    except JobNotFound:
-        return None
 
 
 def _parse_structure(option: str, text: str | None, kind: type[Any]) -> Any:
@@ -67,15 +72,3 @@ def _parse_structure(option: str, text: str | None, kind: type[Any]) -> Any:
     if not isinstance(value, kind):
         raise Unsupported(f"{option}: expected a JSON {'array' if kind is list else 'object'}, got {text:.80}")
     return value
-
-
-# argparse shows the name of the function in its error: `invalid priority value: 'x'`.
-def priority(text: str) -> int:
-    """Parse an option as a priority, -100 to 100. Raises ValueError."""
-    number = int(text)
-    if not -100 <= number <= 100:
-        raise ValueError
-    return number
-
-
-SUBCOMMANDS = (Subcommand("edit", "Change arguments, queue, priority or time of a job.", _edit, _edit_arguments),)

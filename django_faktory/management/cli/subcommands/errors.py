@@ -2,32 +2,28 @@
 
 from __future__ import annotations
 
-import argparse
 from typing import Any
 
 from ....operations import error_groups
 from ....operations.error_groups import ErrorGroup
 from ....operations.rows import time_of
 from ..screen import age_of
-from ..subcommand import OK, Invocation, Subcommand, whole
+from ..subcommand import OK, Invocation, limit, subcommand
 from ..table import Column
 
 
-def _arguments(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("--limit", type=whole, default=20, metavar="N", help="Maximum number of groups; default: 20.")
-
-
+@subcommand("errors", "Show failed jobs grouped by their cause.", limit("groups", 20))
 def _errors(call: Invocation) -> int:
-    found, limit = error_groups.group_failed(using=call.require_alias()), call.options["limit"]
-    documents = [_document(group) for group in found.groups[:limit]]
+    found, most = error_groups.group_failed(using=call.require_alias()), call.options["limit"]
+    documents = [_document(group) for group in found.groups[:most]]
     if call.screen.is_json:
-        is_more = found.is_more or len(found.groups) > limit
+        is_more = found.is_more or len(found.groups) > most
         numbers = {"jobs_read": found.jobs_read, "jobs_total": found.jobs_total, "is_more": is_more}
         call.screen.json({**numbers, "groups": documents})
         return OK
     call.screen.table(_COLUMNS, documents)
-    if len(found.groups) > limit:
-        call.screen.note(f"showing {limit} of {len(found.groups)} groups; use --limit for more")
+    if len(found.groups) > most:
+        call.screen.note(f"showing {most} of {len(found.groups)} groups; use --limit for more")
     if found.is_more:
         call.screen.note(f"read the latest {found.jobs_read:,} of {found.jobs_total:,} failed jobs")
     if not documents:
@@ -58,6 +54,3 @@ _COLUMNS = (
     Column("MESSAGE", "message", 2),
     Column("LATEST", age_of("latest_at"), 3),
 )
-
-
-SUBCOMMANDS = (Subcommand("errors", "Show failed jobs grouped by their cause.", _errors, _arguments),)

@@ -2,19 +2,18 @@
 
 from __future__ import annotations
 
-import argparse
-
 from django.db import connections
 
 from ....store.dialects.postgresql import functions
-from ..subcommand import OK, Invocation, Subcommand
+from ..subcommand import OK, Invocation, flag, subcommand
 from ..table import Column
 
 
-def _arguments(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("--sql", action="store_true", help="Print the SQL, for somebody who runs it by hand.")
-
-
+@subcommand(
+    "functions",
+    "List the stored functions of PostgreSQL, or print their SQL.",
+    flag("--sql", "Print the SQL, for somebody who runs it by hand."),
+)
 def _functions(call: Invocation) -> int:
     if call.options["sql"]:
         if call.screen.is_json:
@@ -33,7 +32,3 @@ def _functions(call: Invocation) -> int:
 
 
 _COLUMNS = (Column("FUNCTION", is_name=True), Column("CURRENT", 1))
-
-SUBCOMMANDS = (
-    Subcommand("functions", "List the stored functions of PostgreSQL, or print their SQL.", _functions, _arguments),
-)

@@ -7,9 +7,10 @@ from django.db import transaction
 
 from ....models.permissions import APP, ROLES
 from ..screen import quantity
-from ..subcommand import OK, Invocation, Subcommand, Unsupported
+from ..subcommand import OK, Invocation, Unsupported, subcommand
 
 
+@subcommand("groups", "Create groups with the permissions of viewers, operators and administrators.")
 def _groups(call: Invocation) -> int:
     if not apps.is_installed("django.contrib.auth"):
         raise Unsupported("groups: needs django.contrib.auth in INSTALLED_APPS")
@@ -30,8 +31,3 @@ def _groups(call: Invocation) -> int:
         for name, added in added_by_role.items():
             call.screen.line(f"{name}: {quantity(added, 'permission')} added")
     return OK
-
-
-SUBCOMMANDS = (
-    Subcommand("groups", "Create groups with the permissions of viewers, operators and administrators.", _groups),
-)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import argparse
 import json
 from collections.abc import Sequence
 from datetime import timedelta
@@ -20,30 +19,21 @@ from ....tasks import base
 from ....tasks.external import push
 from ....tasks.json_values import normalize
 from ..screen import Screen, age
-from ..subcommand import (
-    NOTHING,
-    OK,
-    Invocation,
-    Subcommand,
-    Unsupported,
-    known_queue_names,
-    note_unknown_names,
-    require_known,
-    whole,
-)
+from ..subcommand import NOTHING, OK, Argument, Invocation, Unsupported, flag, limit, subcommand
 from ..table import Column
 
 # An exact count of a large table takes too long; the output says when there are more.
 COUNTED = 10_000
 
 
-def _jobs_arguments(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("query", nargs="*", help="Which jobs, such as: dead queue:mail error:Timeout.")
-    parser.add_argument("--limit", type=whole, default=50, metavar="N", help="Maximum number of jobs; default: 50.")
-    parser.add_argument("--long", action="store_true", help="Show arguments and the message of the latest failure too.")
-    parser.add_argument("--count", action="store_true", help=f"Print only their number, counted up to {COUNTED}.")
-
-
+@subcommand(
+    "jobs",
+    "List the latest jobs that match a query.",
+    Argument("query", nargs="*", help="Which jobs, such as: dead queue:mail error:Timeout."),
+    limit("jobs"),
+    flag("--long", "Show arguments and the message of the latest failure too."),
+    flag("--count", f"Print only their number, counted up to {COUNTED}."),
+)
 def _jobs(call: Invocation) -> int:
     query, screen, using = call.parse_search(), call.screen, call.require_alias()
     jobs = Job.objects.using(using).shown(query)
@@ -56,22 +46,22 @@ def _jobs(call: Invocation) -> int:
         screen.result(document, f"{count}{' or more' if is_more else ''}")
         _note_coverage(screen, coverage)
         return OK
-    limit = call.options["limit"]
+    most = call.options["limit"]
     # A terminal shows the texts of a job if it is wide enough.
     is_long = call.options["long"] or screen.width is not None
     selected: Any = job_summaries.with_texts(jobs).only(*SHORT) if is_long else jobs.only(*SHORT)
     # One row more than shown: its presence means that there are more, without a count.
-    rows = list(selected.order_by(*query.order)[: limit + 1])
-    documents = [JobSummary.read(job) | (_texts_of(job) if is_long else {}) for job in rows[:limit]]
+    rows = list(selected.order_by(*query.order)[: most + 1])
+    documents = [JobSummary.read(job) | (_texts_of(job) if is_long else {}) for job in rows[:most]]
     screen.listing(
-        {"query": str(query), "jobs": documents, "is_more": len(rows) > limit, "searched": searched},
+        {"query": str(query), "jobs": documents, "is_more": len(rows) > most, "searched": searched},
         _columns(is_long=is_long, is_wanted=call.options["long"]),
         [{**document, "row": row} for document, row in zip(documents, rows, strict=False)],
-        if_more=f"showing the latest {limit}; use --limit for more",
+        if_more=f"showing the latest {most}; use --limit for more",
     )
     if not rows and not screen.is_json:
         screen.note("no matching jobs")
-        note_unknown_names(call, query)
+        call.note_unknown_names(query)
     _note_coverage(screen, coverage)
     return OK
 
@@ -116,10 +106,7 @@ def _texts_of(job: Any) -> dict[str, Any]:
     return {"args": args, "kwargs": kwargs, "message": job_summaries.read_message(job) or None}
 
 
-def _job_arguments(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("jid", help="The job's id.")
-
-
+@subcommand("job", "Show one job with its arguments, attempts and result.", Argument("jid", help="The job's id."))
 def _job(call: Invocation) -> int:
     jid, screen = call.options["jid"], call.screen
     if call.alias is None:
@@ -176,24 +163,22 @@ def _show_remote_job(call: Invocation, jid: str) -> int:
         "desc": tracked.desc,
         "updated_at": rfc3339(tracked.updated_at) if tracked.updated_at else None,
     }
-    if call.screen.is_json:
-        call.screen.json(document)
-    else:
-        call.screen.pairs(document)
+    (call.screen.json if call.screen.is_json else call.screen.pairs)(document)
     return NOTHING if tracked.state == "unknown" else OK
 
 
-def _push_arguments(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("task", help="The task, by its jobtype.")
-    parser.add_argument("values", nargs="*", metavar="ARG", help="Its arguments: JSON, or else text.")
-    parser.add_argument("--kwargs", metavar="JSON", default="{}", help="Its keyword arguments: a JSON object.")
-    parser.add_argument("--queue", metavar="NAME", help="Queue, instead of the task's own.")
-    parser.add_argument("--in", dest="delay", metavar="DURATION", help="Delay: 90s, 15m, 2h, 1d.")
-    parser.add_argument("--about", metavar="APP.MODEL/PK", help="Object that the job is about.")
-    parser.add_argument("--unregistered", action="store_true", help="Accept a task that this project does not define.")
-    parser.add_argument("--new", action="store_true", help="Accept a queue that was never used.")
-
-
+@subcommand(
+    "push",
+    "Enqueue a task.",
+    Argument("task", help="The task, by its jobtype."),
+    Argument("values", nargs="*", metavar="ARG", help="Its arguments: JSON, or else text."),
+    Argument("--kwargs", metavar="JSON", default="{}", help="Its keyword arguments: a JSON object."),
+    Argument("--queue", metavar="NAME", help="Queue, instead of the task's own."),
+    Argument("--in", dest="delay", metavar="DURATION", help="Delay: 90s, 15m, 2h, 1d."),
+    Argument("--about", metavar="APP.MODEL/PK", help="Object that the job is about."),
+    flag("--unregistered", "Accept a task that this project does not define."),
+    flag("--new", "Accept a queue that was never used."),
+)
 def _push(call: Invocation) -> int:
     options = call.options
     args = [parse_value(text) for text in options["values"]]
@@ -203,7 +188,7 @@ def _push(call: Invocation) -> int:
     base.import_tasks()
     # No worker fetches the jobs of a misspelt queue.
     if options["queue"]:
-        require_known(call, "queue", [queue_name(options["queue"])], known_queue_names(call))
+        call.require_known("queue", [queue_name(options["queue"])], call.known_queue_names())
     delay = timedelta(seconds=parse_seconds(options["delay"], "--in")) if options["delay"] else None
     try:
         task = task_names.lookup(options["task"])
@@ -238,10 +223,3 @@ def parse_value(text: str) -> Any:
         return normalize(value)
     except ValueError:  # json.loads accepts NaN, and reads 1e999 as infinity
         raise InvalidPayload(f"arguments: expected JSON, which has no NaN and no Infinity, got {text:.80}") from None
-
-
-SUBCOMMANDS = (
-    Subcommand("jobs", "List the latest jobs that match a query.", _jobs, _jobs_arguments),
-    Subcommand("job", "Show one job with its arguments, attempts and result.", _job, _job_arguments),
-    Subcommand("push", "Enqueue a task.", _push, _push_arguments),
-)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import argparse
 from functools import partial
 from typing import Any
 
@@ -16,31 +15,27 @@ from ....store.limits import definitions
 from ....tasks import limits as task_limits
 from ....tasks.base import import_tasks
 from ..screen import age_of
-from ..subcommand import (
-    NOTHING,
-    OK,
-    Invocation,
-    Subcommand,
-    Unsupported,
-    add_reason,
-    known_queue_names,
-    operator,
-    require_known,
-)
+from ..subcommand import NOTHING, OK, REASON, Argument, Invocation, Unsupported, flag, operator, subcommand, verbs
 from ..table import Column
 
-_VERBS = ("list", "set", "remove", "pause", "resume")
+_NAMES = "set: task|queue|key NAME LIMIT…; remove: SCOPE NAME; pause: tasks."
+_EXPECTED = {
+    "list": "no names",
+    "set": "a scope (queue, task or key), a name, and a number, a rate such as 100/s, or both",
+    "remove": "a scope (queue, task or key) and a name",
+    "pause": "names of tasks",
+    "resume": "names of tasks",
+}
 
 
-def _arguments(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("verb", nargs="?", choices=_VERBS, default="list", help="What to do; default: list.")
-    parser.add_argument(
-        "names", nargs="*", metavar="NAME", help="set: task|queue|key NAME LIMIT…; remove: SCOPE NAME; pause: tasks."
-    )
-    parser.add_argument("--new", action="store_true", help="set, pause: accept names of tasks and queues not used yet.")
-    add_reason(parser)
-
-
+@subcommand(
+    "limits",
+    "Show limits; set or remove them, pause tasks: limits pause TASK.",
+    verbs(*_EXPECTED),
+    Argument("names", nargs="*", metavar="NAME", help=_NAMES),
+    flag("--new", "set, pause: accept names of tasks and queues not used yet."),
+    REASON,
+)
 def _limits(call: Invocation) -> int:
     verb, names = call.options["verb"], list(call.options["names"])
     using = call.require_alias()
@@ -61,15 +56,6 @@ def _limits(call: Invocation) -> int:
     except InvalidLimit as error:  # names the field; the subcommand adds where it was given
         raise Unsupported(f"limits {verb}: {error}") from None
     raise Unsupported(f"limits {verb}: expected {_EXPECTED[verb]}")
-
-
-_EXPECTED = {
-    "list": "no names",
-    "set": "a scope (queue, task or key), a name, and a number, a rate such as 100/s, or both",
-    "remove": "a scope (queue, task or key) and a name",
-    "pause": "names of tasks",
-    "resume": "names of tasks",
-}
 
 
 def _set(call: Invocation, using: str, scope: str, name: str, values: list[str]) -> int:
@@ -106,8 +92,8 @@ def _require_known_names(call: Invocation, scope: str, names: list[str], using: 
         return
     import_tasks()
     limited = Limit.objects.using(using).filter(scope=scope).values_list("name", flat=True)
-    known = task_names.known_tasks(using=using) if scope == Scope.TASK else known_queue_names(call)
-    require_known(call, scope, names, {*known, *limited})
+    known = task_names.known_tasks(using=using) if scope == Scope.TASK else call.known_queue_names()
+    call.require_known(scope, names, {*known, *limited})
 
 
 def _print_changed(call: Invocation, verb: str, names: list[str]) -> int:
@@ -131,9 +117,4 @@ _COLUMNS = (
     Column("WAITING", "waiting", 3),
     Column("OPENS", age_of("opens_at"), 4),
     Column("ORIGIN", "origin", 5),
-)
-
-
-SUBCOMMANDS = (
-    Subcommand("limits", "Show limits; set or remove them, pause tasks: limits pause TASK.", _limits, _arguments),
 )

@@ -2,45 +2,43 @@
 
 from __future__ import annotations
 
-import argparse
-
 from ....models import Job, JobLock
 from ....operations.rows import LockRow
 from ....store.jobs import transitions
 from ..screen import age_of, quantity
-from ..subcommand import NOTHING, OK, Invocation, Subcommand, Unsupported, whole
+from ..subcommand import NOTHING, OK, YES, Argument, Invocation, Unsupported, limit, subcommand, verbs
 from ..table import Column
 
 COUNTED = 1000
 """Largest number of waiting jobs that is counted for one lock."""
 
 
-def _arguments(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("verb", nargs="?", choices=("list", "release"), default="list", help="Default: list.")
-    parser.add_argument("names", nargs="*", metavar="KEY|TOKEN", help="list: keys to show; release: tokens of locks.")
-    parser.add_argument("--limit", type=whole, default=50, metavar="N", help="Maximum number of locks; default: 50.")
-    parser.add_argument("--yes", action="store_true", help="Skip the question.")
-
-
+@subcommand(
+    "locks",
+    "Show locks and the jobs that wait for them; release them: locks release TOKEN.",
+    verbs("list", "release"),
+    Argument("names", nargs="*", metavar="KEY|TOKEN", help="list: keys to show; release: tokens of locks."),
+    limit("locks"),
+    YES,
+)
 def _locks(call: Invocation) -> int:
     using, names = call.require_alias(), list(dict.fromkeys(call.options["names"]))
     return _release(call, names, using) if call.options["verb"] == "release" else _list(call, names, using)
 
 
 def _list(call: Invocation, keys: list[str], using: str) -> int:
-    limit = call.options["limit"]
+    most = call.options["limit"]
     locks = JobLock.objects.using(using).order_by("-pk")
     # No lock has an unprintable key, and PostgreSQL raises for NUL.
     if keys:
         locks = locks.filter(key__in=[key for key in keys if key.isprintable()])
     # One row more than shown: its presence means that there are more, without a count.
-    rows = list(locks[: limit + 1])
+    rows = list(locks[: most + 1])
     waiting = Job.objects.using(using).blocked()
     documents = [
-        LockRow.read(lock) | {"waiting": waiting.filter(lock_key=lock.key).count_up_to(COUNTED)}
-        for lock in rows[:limit]
+        LockRow.read(lock) | {"waiting": waiting.filter(lock_key=lock.key).count_up_to(COUNTED)} for lock in rows[:most]
     ]
-    call.screen.listing({"locks": documents, "is_more": len(rows) > limit}, _COLUMNS, documents)
+    call.screen.listing({"locks": documents, "is_more": len(rows) > most}, _COLUMNS, documents)
     locked_keys = set(locks.values_list("key", flat=True)) if keys else set()
     for key in keys:
         if key not in locked_keys:
@@ -73,10 +71,3 @@ def _release(call: Invocation, names: list[str], using: str) -> int:
     changed = transitions.free_locks(sorted(tokens), using=using)
     call.screen.result({"changed": changed}, f"locks release: {quantity(changed, 'lock')}")
     return OK if changed else NOTHING
-
-
-SUBCOMMANDS = (
-    Subcommand(
-        "locks", "Show locks and the jobs that wait for them; release them: locks release TOKEN.", _locks, _arguments
-    ),
-)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import argparse
 from typing import Any
 
 from django.db import connections
@@ -13,18 +12,19 @@ from ....errors import FaktoryError
 from ....models import OutboxEntry
 from ....operations.rows import time_of
 from ..screen import age_of, quantity
-from ..subcommand import NOTHING, OK, Invocation, Subcommand, Unsupported, whole
+from ..subcommand import NOTHING, OK, YES, Argument, Invocation, Unsupported, flag, limit, subcommand, verbs
 from ..table import Column
 
 
-def _arguments(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("verb", nargs="?", choices=("list", "retry", "delete"), default="list", help="Default: list.")
-    parser.add_argument("jids", nargs="*", metavar="JID", help="retry, delete: jobs that the target refused.")
-    parser.add_argument("--all", action="store_true", help="All jobs that the target refused; for retry and delete.")
-    parser.add_argument("--limit", type=whole, default=50, metavar="N", help="Maximum number of jobs; default: 50.")
-    parser.add_argument("--yes", action="store_true", help="Skip the question.")
-
-
+@subcommand(
+    "outbox",
+    "Show jobs in the outbox; relay refused ones again: outbox retry JID.",
+    verbs("list", "retry", "delete"),
+    Argument("jids", nargs="*", metavar="JID", help="retry, delete: jobs that the target refused."),
+    flag("--all", "All jobs that the target refused; for retry and delete."),
+    limit("jobs"),
+    YES,
+)
 def _outbox(call: Invocation) -> int:
     # Also with jobs on a Faktory server: the outbox is then in the project's databases.
     aliases = [alias for alias in conf.outbox() if alias in connections]
@@ -41,17 +41,17 @@ def _outbox(call: Invocation) -> int:
 
 
 def _list(call: Invocation, aliases: list[str]) -> int:
-    limit = call.options["limit"]
+    most = call.options["limit"]
     rows = [
         (alias, entry)
         for alias in aliases
         # Refused jobs first: they wait for a person. An empty text is the smallest.
-        for entry in OutboxEntry.objects.using(alias).order_by("-error", "pk")[: limit + 1]
+        for entry in OutboxEntry.objects.using(alias).order_by("-error", "pk")[: most + 1]
     ]
     # The databases are read one after the other; the sort is stable.
     rows.sort(key=lambda row: not row[1].error)
-    documents = [_document(alias, entry) for alias, entry in rows[:limit]]
-    call.screen.listing({"entries": documents, "is_more": len(rows) > limit}, _COLUMNS, documents)
+    documents = [_document(alias, entry) for alias, entry in rows[:most]]
+    call.screen.listing({"entries": documents, "is_more": len(rows) > most}, _COLUMNS, documents)
     return OK
 
 
@@ -100,8 +100,3 @@ def _change(call: Invocation, aliases: list[str], jids: list[str] | None) -> int
     )
     call.screen.result({"changed": changed}, f"outbox {verb}: {quantity(changed, 'job')}")
     return OK if changed else NOTHING
-
-
-SUBCOMMANDS = (
-    Subcommand("outbox", "Show jobs in the outbox; relay refused ones again: outbox retry JID.", _outbox, _arguments),
-)

@@ -1,31 +1,33 @@
-"""`info` prints the statistics once, `top` prints them repeatedly."""
+"""`info` prints the statistics once, `top` prints them repeatedly, `doctor` prints the alarms."""
 
 from __future__ import annotations
 
-import argparse
 import itertools
 import time
 from collections.abc import Iterator
 from contextlib import suppress
+from datetime import datetime
 from typing import Any
 
 from django.urls import NoReverseMatch, reverse
+from django.utils import timezone
 
 from ....errors import BrokerUnavailable
 from ....models import Job
 from ....operations import alarms
 from ....operations.rows import SHORT, AlarmRow, JobSummary
 from ..screen import age_of, build_rich_text, clean, clean_cells
-from ..subcommand import OK, Invocation, Subcommand, Unsupported, duration, whole
+from ..subcommand import OK, PARTLY, Argument, Invocation, Unsupported, duration, flag, subcommand, whole
 from ..table import Column, lay_out
-from .doctor import CRITICAL, WARNING, format_alarm
 from .queues import QUEUE_COLUMNS, queues_of
 from .workers import WORKER_COLUMNS, workers_of
 
+CRITICAL, WARNING = "CRITICAL", "WARNING"
 SHOWN = 15
 """Rows per table of `top`, so that all tables fit on one screen."""
 
 
+@subcommand("info", "Print totals, job states and queue sizes.")
 def _info(call: Invocation) -> int:
     info = call.broker.info()
     if call.screen.is_json:
@@ -39,14 +41,33 @@ def _info(call: Invocation) -> int:
     return OK
 
 
-def _top_arguments(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument(
-        "--interval", type=duration, default=1.0, metavar="S", help="Seconds between updates; default: 1."
-    )
-    parser.add_argument("--count", type=whole, metavar="N", help="Exit after this many updates.")
-    parser.add_argument("--once", action="store_true", help="Exit after one update.")
+@subcommand("doctor", "Report what needs attention: no workers, failing tasks, late queues.")
+def _doctor(call: Invocation) -> int:
+    found = alarms.read(using=call.require_alias())
+    documents = list(map(AlarmRow.read, found))
+    if call.screen.is_json or not found:
+        call.screen.result({"alarms": documents}, "No problems found.")
+    else:
+        for alarm, document in zip(found, documents, strict=True):
+            call.screen.line(format_alarm(document))
+            call.screen.line(f"          {alarm.explanation}")
+    return PARTLY if any(alarm.is_critical for alarm in found) else OK
 
 
+def format_alarm(alarm: dict[str, Any]) -> str:
+    """Return the first line of an alarm: level, text, and since when."""
+    level = CRITICAL if alarm["is_critical"] else WARNING
+    since = alarm["since"] and timezone.localtime(datetime.fromisoformat(alarm["since"]))
+    return f"{level:<8}  {alarm['text']}{f' (since {since:%Y-%m-%d %H:%M:%S %Z})' if since else ''}"
+
+
+@subcommand(
+    "top",
+    "Live view of alarms, rates, queues, running jobs and workers.",
+    Argument("--interval", type=duration, default=1.0, metavar="S", help="Seconds between updates; default: 1."),
+    Argument("--count", type=whole, metavar="N", help="Exit after this many updates."),
+    flag("--once", "Exit after one update."),
+)
 def _top(call: Invocation) -> int:
     count = 1 if call.options["once"] else call.options["count"]
     # A single output needs no redrawing, and must stay on the screen.
@@ -179,9 +200,3 @@ def _run_live(call: Invocation, count: int | None) -> int:
 
 def _style_of(line: str) -> str:
     return "red" if line.startswith(CRITICAL) else "yellow" if line.startswith(WARNING) else "green"
-
-
-SUBCOMMANDS = (
-    Subcommand("info", "Print totals, job states and queue sizes.", _info),
-    Subcommand("top", "Live view of alarms, rates, queues, running jobs and workers.", _top, _top_arguments),
-)

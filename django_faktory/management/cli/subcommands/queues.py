@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-import argparse
 from typing import Any
 
 from ....models import Queue
 from ..screen import quantity, span
-from ..subcommand import NOTHING, OK, Invocation, Subcommand, Unsupported, add_reason, operator, require_known
+from ..subcommand import NOTHING, OK, REASON, YES, Argument, Invocation, Unsupported, flag, operator, subcommand
 from ..table import Column
 
 QUEUE_COLUMNS = (
@@ -40,32 +39,30 @@ def _paused(alias: str) -> set[str]:
     return set(Queue.objects.using(alias).paused().values_list("name", flat=True))
 
 
+@subcommand("queues", "Show queues: size, latency, pauses.")
 def _queues(call: Invocation) -> int:
     queues = queues_of(call)
     call.screen.listing({"queues": queues}, QUEUE_COLUMNS, queues)
     return OK
 
 
-def _name_arguments(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("names", nargs="*", metavar="QUEUE", help="The queues.")
-    parser.add_argument("--all", action="store_true", help="All queues.")
-    parser.add_argument("--new", action="store_true", help="Accept names of queues that were never used.")
+_NAMES = (
+    Argument("names", nargs="*", metavar="QUEUE", help="The queues."),
+    flag("--all", "All queues."),
+    flag("--new", "Accept names of queues that were never used."),
+)
 
 
-def _pause_arguments(parser: argparse.ArgumentParser) -> None:
-    _name_arguments(parser)
-    add_reason(parser)
-
-
-def _clear_arguments(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("names", nargs="+", metavar="QUEUE", help="The queues.")
-    parser.add_argument("--yes", action="store_true", help="Skip the question.")
-
-
+@subcommand(
+    "clear",
+    "Remove the waiting jobs of queues.",
+    Argument("names", nargs="+", metavar="QUEUE", help="The queues."),
+    YES,
+)
 def _clear(call: Invocation) -> int:
     names = list(dict.fromkeys(call.options["names"]))
     sizes = call.broker.info().get("queues", {})
-    require_known(call, "queue", names, sizes)
+    call.require_known("queue", names, sizes)
     count = sum(sizes[name] for name in names)
     call.require_confirmation(
         f"remove {quantity(count, 'waiting job')} and any pause of {', '.join(names)}? This cannot be undone."
@@ -75,6 +72,8 @@ def _clear(call: Invocation) -> int:
     return OK
 
 
+@subcommand("pause", "Pause queues.", *_NAMES, REASON)
+@subcommand("resume", "Resume queues.", *_NAMES)
 def _change(call: Invocation) -> int:
     names, is_all = list(dict.fromkeys(call.options["names"])), call.options["all"]
     if bool(names) == is_all:
@@ -87,7 +86,7 @@ def _change(call: Invocation) -> int:
     if is_all:
         names = sorted(known)
     # A misspelt name would become a new queue, and the intended one would run on.
-    require_known(call, "queue", names, known)
+    call.require_known("queue", names, known)
     # None means all queues that exist by then, not only those that were just listed.
     target = None if is_all else names
     if call.name == "pause":
@@ -102,11 +101,3 @@ def _change(call: Invocation) -> int:
         changed = [name for name in names if (name in paused_before) == (call.name == "resume")]
     call.screen.result({"queues": changed}, f"{call.name}: {', '.join(changed) or 'no queue'}")
     return OK if changed else NOTHING
-
-
-SUBCOMMANDS = (
-    Subcommand("queues", "Show queues: size, latency, pauses.", _queues),
-    Subcommand("pause", "Pause queues.", _change, _pause_arguments),
-    Subcommand("resume", "Resume queues.", _change, _name_arguments),
-    Subcommand("clear", "Remove the waiting jobs of queues.", _clear, _clear_arguments),
-)

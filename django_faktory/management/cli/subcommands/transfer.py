@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-import argparse
 from typing import TYPE_CHECKING
 
 from ....store.statistics import counts
 from ..screen import quantity
-from ..subcommand import INTERRUPTED, NOTHING, OK, PARTLY, Invocation, Subcommand, Unsupported
+from ..subcommand import INTERRUPTED, NOTHING, OK, PARTLY, YES, Argument, Invocation, Unsupported, flag, subcommand
 from ..table import Column
 
 if TYPE_CHECKING:
@@ -17,28 +16,18 @@ if TYPE_CHECKING:
     from ....contrib.transfer.report import Report
 
 
-def _arguments(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument(
-        "url", metavar="URL", help="The Redis of the Faktory server: redis://…, rediss://… or unix://…."
-    )
-    parser.add_argument("--dry-run", action="store_true", help="Only print what would change.")
-    parser.add_argument("--yes", action="store_true", help="Skip the question.")
-    parser.add_argument(
-        "--while-connected",
-        action="store_true",
-        help="Continue although other programs are connected: none of them is Faktory.",
-    )
+_ARGUMENTS = (
+    Argument("url", metavar="URL", help="The Redis of the Faktory server: redis://…, rediss://… or unix://…."),
+    flag("--dry-run", "Only print what would change."),
+    YES,
+    flag("--while-connected", "Continue although other programs are connected: none of them is Faktory."),
+)
+_LAYOUT = Argument(
+    "--layout", choices=("1.9", "1.10"), help="Faktory release that uses the Redis. Default: detected from its lists."
+)
 
 
-def _export_arguments(parser: argparse.ArgumentParser) -> None:
-    _arguments(parser)
-    parser.add_argument(
-        "--layout",
-        choices=("1.9", "1.10"),
-        help="Faktory release that uses the Redis. Default: detected from its lists.",
-    )
-
-
+@subcommand("import-faktory", "Move the jobs of a Faktory server from its Redis to this project.", *_ARGUMENTS)
 def _import(call: Invocation) -> int:
     alias, redis = call.require_alias(), _connect(call)
     try:
@@ -52,6 +41,7 @@ def _import(call: Invocation) -> int:
         redis.close()
 
 
+@subcommand("export-faktory", "Move the jobs of this project to the Redis of a Faktory server.", *_ARGUMENTS, _LAYOUT)
 def _export(call: Invocation) -> int:
     alias, redis = call.require_alias(), _connect(call)
     try:
@@ -118,13 +108,3 @@ def _print_report(call: Invocation, report: Report) -> None:
         call.screen.note(f"{problem['count']} left: {problem['reason']}{jids}")
     for note in report.notes:
         call.screen.note(note)
-
-
-SUBCOMMANDS = (
-    Subcommand(
-        "import-faktory", "Move the jobs of a Faktory server from its Redis to this project.", _import, _arguments
-    ),
-    Subcommand(
-        "export-faktory", "Move the jobs of this project to the Redis of a Faktory server.", _export, _export_arguments
-    ),
-)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import argparse
 from typing import Any
 
 from .... import conf
@@ -11,7 +10,7 @@ from ....models import WorkerProcess
 from ....operations.serializers import read_workers
 from ....store import workers
 from ..screen import age_of, quantity
-from ..subcommand import NOTHING, OK, Invocation, Subcommand, Unsupported
+from ..subcommand import NOTHING, OK, YES, Argument, Invocation, Unsupported, flag, subcommand
 from ..table import Column
 
 SHOWN = 1000
@@ -35,6 +34,7 @@ def workers_of(alias: str) -> list[dict[str, Any]]:
     return read_workers(live_workers.order_by("started_at", "wid")[:SHOWN], using=alias)
 
 
+@subcommand("workers", "Show worker processes: state, jobs, memory.")
 def _workers(call: Invocation) -> int:
     # The protocol has no list of workers; INFO has their number.
     if call.alias is None:
@@ -48,12 +48,11 @@ def _workers(call: Invocation) -> int:
     return OK
 
 
-def _wid_arguments(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("wids", nargs="*", metavar="WID", help="The worker processes.")
-    parser.add_argument("--all", action="store_true", help="All workers.")
-    parser.add_argument("--yes", action="store_true", help="Skip the question.")
+_WIDS = (Argument("wids", nargs="*", metavar="WID", help="The worker processes."), flag("--all", "All workers."), YES)
 
 
+@subcommand("quiet", "Stop workers from fetching jobs (cannot be undone; restart to resume).", *_WIDS)
+@subcommand("terminate", "Let workers finish their jobs, then exit.", *_WIDS)
 def _advance(call: Invocation) -> int:
     alias = call.require_alias()
     wids, is_all = list(dict.fromkeys(call.options["wids"])), call.options["all"]
@@ -73,12 +72,3 @@ def _advance(call: Invocation) -> int:
     outcome = f"{quantity(count, 'worker')}, at their next heartbeat" if count else "no worker was changed"
     call.screen.result({"changed": count}, f"{call.name}: {outcome}")
     return OK if count else NOTHING
-
-
-SUBCOMMANDS = (
-    Subcommand("workers", "Show worker processes: state, jobs, memory.", _workers),
-    Subcommand(
-        "quiet", "Stop workers from fetching jobs (cannot be undone; restart to resume).", _advance, _wid_arguments
-    ),
-    Subcommand("terminate", "Let workers finish their jobs, then exit.", _advance, _wid_arguments),
-)
