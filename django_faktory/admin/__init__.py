@@ -5,6 +5,7 @@ Lists count at most `lists.MAX_COUNTED` rows, never a whole table.
 
 from __future__ import annotations
 
+from operator import attrgetter
 from typing import Any, ClassVar
 
 from django.contrib import admin, messages
@@ -21,7 +22,7 @@ from ..models.proxies import Overview
 from ..tasks import redaction
 from . import batches, cron, gearmonkey, labels, limits, locks  # noqa: F401  (importing them registers their pages)
 from .base import FaktoryModelAdmin, ReadOnlyAdmin, requires_permission
-from .formats import format_number, time_column
+from .formats import column, format_number, time_column
 from .history import log_action
 from .jobs.changelist import JobAdmin
 from .lists import CappedPaginator as CappedPaginator  # (documented import location)
@@ -75,15 +76,8 @@ class OutboxEntryAdmin(ReadOnlyAdmin):
     shown_error = long_text_column("error", _("error"))
     shown_job = long_text_column("job", _("job"))
 
-    @admin.display(description=_("job ID"), ordering="jid")
-    def job_id(self, entry: OutboxEntry) -> str:
-        return str(entry.jid)
-
-    @admin.display(description=_("error"), ordering="error")
-    def short_error(self, entry: OutboxEntry) -> str:
-        """Return the beginning of the error; the entry's page shows the full text."""
-        return Truncator(entry.error).chars(300)
-
+    job_id = column(attrgetter("jid"), _("job ID"), "jid")
+    short_error = column(lambda entry: Truncator(entry.error).chars(300), _("error"), "error")
     has_retry_permission = requires_permission("outboxentry.retry")
 
     def get_search_fields(self, request: HttpRequest) -> Any:

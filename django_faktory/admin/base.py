@@ -25,7 +25,7 @@ from django.http import (
     HttpResponseRedirect,
 )
 from django.template.response import TemplateResponse
-from django.urls import URLPattern
+from django.urls import URLPattern, path
 from django.utils.functional import SimpleLazyObject
 from django.utils.http import url_has_allowed_host_and_scheme
 from django.utils.text import capfirst
@@ -34,7 +34,7 @@ from django.utils.translation import gettext_lazy as _
 
 from ..models import permissions
 from ..store import texts
-from .formats import StrOrPromise
+from .formats import StrOrPromise, format_number
 from .history import get_reason, translate_entry
 from .links import page_url, with_site
 from .lists import SafeChangeList
@@ -55,6 +55,16 @@ def requires_permission(action: str) -> Callable[..., bool]:
         return permissions.may(request.user, action)
 
     return has_permission
+
+
+def map_fields(fieldsets: Any, change: Callable[[Any], Any]) -> list[Any]:
+    """Return the fieldsets with the results of `change` as fields; without those of which it is None."""
+    changed = [
+        (title, options, [field for field in map(change, options["fields"]) if field is not None])
+        for title, options in fieldsets
+    ]
+    # A title without fields would reveal what is hidden from the user.
+    return [(title, {**options, "fields": fields}) for title, options, fields in changed if fields]
 
 
 def back_to(request: HttpRequest, default: str) -> HttpResponseRedirect:
@@ -136,13 +146,8 @@ class FaktoryModelAdmin(LongTexts):
 
     def get_fieldsets(self, request: HttpRequest, obj: Any = None) -> Any:
         """Omit fields that the policy hides from the user."""
-        fieldsets = []
-        for title, options in super().get_fieldsets(request, obj):
-            fields = [name for name in options["fields"] if self.may_see_field(request, str(name))]
-            # A title without fields would reveal what is hidden from the user.
-            if fields:
-                fieldsets.append((title, {**options, "fields": fields}))
-        return fieldsets
+        fieldsets = super().get_fieldsets(request, obj)
+        return map_fields(fieldsets, lambda name: name if self.may_see_field(request, str(name)) else None)
 
     def lookup_allowed(self, lookup: str, value: str, request: HttpRequest | None = None) -> bool:  # noqa: ARG002
         """Return whether the list may be filtered by this parameter.
@@ -183,7 +188,6 @@ class FaktoryModelAdmin(LongTexts):
         return super().changeform_view(request, object_id, form_url, _add_navigation(request, extra_context))
 
     def delete_view(self, request: HttpRequest, object_id: str, extra_context: Any = None) -> Any:
-        """Add the navigation bar."""
         return super().delete_view(request, object_id, _add_navigation(request, extra_context))
 
     def get_deleted_objects(self, objs: Any, request: HttpRequest) -> Any:  # noqa: ARG002
@@ -216,6 +220,16 @@ class FaktoryModelAdmin(LongTexts):
     action_form = ReasonForm
     show_facets = admin.ShowFacets.NEVER  # facets count whole tables
     show_full_result_count = False  # so does this, in addition to the filtered count
+
+    views: ClassVar[Mapping[str, tuple[str, str]]] = {}
+    """Pages in addition to Django's, by their route: the method, and the name of the address."""
+
+    def get_urls(self) -> list[URLPattern]:
+        """Return the addresses, those of `views` first: the last pattern of Django matches any."""
+        views = {route: view for cls in type(self).__mro__ for route, view in vars(cls).get("views", {}).items()}
+        wrap = self.admin_site.admin_view
+        own = [path(route, wrap(getattr(self, m)), name=f"django_faktory_{name}") for route, (m, name) in views.items()]
+        return [*own, *super().get_urls()]
 
     @property
     def urls(self) -> list[URLPattern]:
@@ -262,6 +276,11 @@ class FaktoryModelAdmin(LongTexts):
         list_url = request.get_full_path()
         is_done = isinstance(response, HttpResponseRedirect) and response.url == list_url
         return back_to(request, list_url) if is_done else response
+
+    def report(self, request: HttpRequest, text: str, unchanged: int, skipped: str) -> None:
+        """Report the result of an action on several rows, and how many of them it has skipped."""
+        text += f" {skipped % {'number': format_number(unchanged)}}" if unchanged else ""
+        self.message_user(request, text, messages.WARNING if unchanged else messages.SUCCESS)
 
     def answer_get(self, request: HttpRequest, back_url: str) -> HttpResponse:
         """Answer a request other than POST to the address of an action: change nothing, redirect to its page.

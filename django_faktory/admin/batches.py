@@ -26,7 +26,7 @@ from ..store.batches import tree as batch_tree
 from ..store.statistics import bounded_counts
 from ..tasks import redaction
 from .base import ReadOnlyAdmin, requires_permission
-from .formats import StrOrPromise, format_number, time_column
+from .formats import StrOrPromise, column, format_number, time_column
 from .history import log_action
 from .labels import STATES
 from .links import jobs_link, row_link
@@ -112,6 +112,36 @@ def _redact_callback(_batch: Batch, text: str) -> str:
     return redaction.redact_job(_read_jobtype(text), text)
 
 
+def _format_name(batch: Batch) -> str:
+    return Truncator(batch.description or batch.bid).chars(MAX_NAME_LENGTH)
+
+
+def _render_bar(batch: Batch) -> SafeString:
+    """Return a bar of ended, failed and waiting members, in this order."""
+    ended = batch.total - batch.pending
+    if not batch.total:
+        return format_html('<span class="faktory-quiet">{}</span>', gettext("only nested batches"))
+    numbers = {
+        "ended": format_number(ended),
+        "total": format_number(batch.total),
+        "failed": format_number(batch.failed),
+    }
+    text = gettext("%(ended)s of %(total)s ended") % numbers
+    if batch.failed:
+        text = gettext("%(ended)s of %(total)s ended, %(failed)s failed") % numbers
+    return format_html(
+        '<svg class="faktory-bar" aria-hidden="true" viewBox="0 0 100 10" preserveAspectRatio="none">'
+        '<rect class="{}" x="0" y="0" height="10" width="{}"/>'
+        '<rect class="faktory-badly" x="{}" y="0" height="10" width="{}"/>'
+        '</svg> <span class="faktory-together">{}</span>',
+        "faktory-spent" if batch.is_broken else "faktory-well",
+        f"{100 * ended / batch.total:.1f}",
+        f"{100 * ended / batch.total:.1f}",
+        f"{100 * batch.failed / batch.total:.1f}",
+        text,
+    )
+
+
 @admin.register(Batch)
 class BatchAdmin(ReadOnlyAdmin):
     """Search batches by id or description, and retry their failed jobs together."""
@@ -177,29 +207,18 @@ class BatchAdmin(ReadOnlyAdmin):
     )  # fmt: skip
 
     def attach(self, request: HttpRequest, rows: list[Any]) -> None:  # noqa: ARG002
-        """Mark batches with a failed batch below them."""
-        has_parents = any(row.children for row in rows)
-        failing = batch_tree.find_failing_ancestors(using=conf.get("DATABASE")) if has_parents else set()
-        for row in rows:
-            row.is_failing_below = row.bid in failing
+        _mark_failing_below(rows)
 
-    @admin.display(description=_("batch"), ordering="description")
-    def name(self, batch: Batch) -> str:
-        """Return the description, or the id if there is none."""
-        return _format_name(batch)
+    name = column(_format_name, _("batch"), "description")
 
     @admin.display(description=_("stage"))
-    def stage(self, batch: Batch) -> SafeString | str:
+    def stage(self, batch: Any) -> SafeString | str:
         """Return the progress in words."""
-        if not hasattr(batch, "is_failing_below"):  # the page of one batch
-            failing = batch_tree.find_failing_ancestors(using=conf.get("DATABASE")) if batch.children else set()
-            return _format_stage(batch, is_failing_below=batch.bid in failing)
+        if not hasattr(batch, "is_failing_below"):
+            _mark_failing_below([batch])  # the page of one batch
         return _format_stage(batch, is_failing_below=batch.is_failing_below)
 
-    @admin.display(description=_("jobs"))
-    def bar(self, batch: Batch) -> SafeString:
-        """Return the ended members as a bar and as numbers; the bar is gray if the batch cannot succeed."""
-        return _render_bar(batch)
+    bar = column(_render_bar, _("jobs"))
 
     @admin.display(description=_("callbacks"))
     def callbacks(self, batch: Batch) -> SafeString:
@@ -216,15 +235,8 @@ class BatchAdmin(ReadOnlyAdmin):
     complete_job = long_text_column("complete", _("complete callback"))
     success_job = long_text_column("success", _("success callback"))
 
-    @admin.display(description=pgettext_lazy("callback of a batch", "complete"))
-    def complete_(self, batch: Batch) -> SafeString | str:
-        """Return the callback that runs after all members were executed, and its progress."""
-        return _render_callback(batch, Kind.COMPLETE)
-
-    @admin.display(description=pgettext_lazy("callback of a batch", "success"))
-    def success_(self, batch: Batch) -> SafeString | str:
-        """Return the callback that runs after all members succeeded, and its progress."""
-        return _render_callback(batch, Kind.SUCCESS)
+    complete_ = column(lambda batch: _render_callback(batch, Kind.COMPLETE), _KIND_LABELS[Kind.COMPLETE])
+    success_ = column(lambda batch: _render_callback(batch, Kind.SUCCESS), _KIND_LABELS[Kind.SUCCESS])
 
     @admin.display(description=_("jobs by state"))
     def members(self, batch: Batch) -> SafeString | str:
@@ -240,7 +252,7 @@ class BatchAdmin(ReadOnlyAdmin):
         lines = [
             (
                 jobs_link(bid=batch.bid, state=str(state)),
-                _css_class(state),
+                "faktory-bad" if state in FAILED else "",
                 format_capped(count, MAX_COUNTED),
                 STATES[state],
             )
@@ -249,13 +261,11 @@ class BatchAdmin(ReadOnlyAdmin):
         ]
         # With a capped count the difference would be wrong, so the number of removed rows is shown only if all were
         # counted.
-        missing = batch.total - sum(counts.values())
-        is_counted = max(counts.values()) <= MAX_COUNTED
+        missing = batch.total - sum(counts.values()) if max(counts.values()) <= MAX_COUNTED else 0
         missing_text = ""
-        if is_counted and missing > 0:
-            missing_text = ngettext("%(number)s without a row", "%(number)s without a row", missing) % {
-                "number": format_number(missing)
-            }
+        if missing > 0:
+            text = ngettext("%(number)s without a row", "%(number)s without a row", missing)
+            missing_text = text % {"number": format_number(missing)}
         links = format_html_join(SafeString(" &nbsp; "), '<a href="{}" class="{}">{} {}</a>', lines)
         return format_html("{} &nbsp; {}", links, missing_text) if links or missing_text else gettext("none")
 
@@ -265,15 +275,7 @@ class BatchAdmin(ReadOnlyAdmin):
         bids = [one.bid for one in _read_tree(batch) if one.depth >= batch.depth]
         failed = Job.objects.in_state(*FAILED).filter(bid__in=bids)
         jobs = failed.order_by(*LATEST_FAILURE).only("pk", "jobtype", "state", "errtype", "jid")[:MAX_FAILED_SHOWN]
-        lines = [
-            (
-                row_link("job", job.pk),
-                job.jobtype,
-                STATES[job.state],
-                job.errtype or "–",
-            )
-            for job in jobs
-        ]
+        lines = [(row_link("job", job.pk), job.jobtype, STATES[job.state], job.errtype or "–") for job in jobs]
         row = '<li><a href="{}"><bdi>{}</bdi></a> {}: <bdi>{}</bdi></li>'
         return format_html("<ul>{}</ul>", format_html_join("", row, lines)) if lines else gettext("none")
 
@@ -336,16 +338,20 @@ class BatchAdmin(ReadOnlyAdmin):
         self.message_user(request, message, messages.SUCCESS if count else messages.WARNING)
 
 
+def _mark_failing_below(rows: list[Any]) -> None:
+    """Mark batches with a failed batch below them."""
+    has_parents = any(row.children for row in rows)
+    failing = batch_tree.find_failing_ancestors(using=conf.get("DATABASE")) if has_parents else set()
+    for row in rows:
+        row.is_failing_below = row.bid in failing
+
+
 def _read_tree(batch: Any) -> list[Batch]:
     """Return the tree of the batch, read once for its page."""
     if not hasattr(batch, "shown_tree"):
         batch.shown_tree = batch_tree.tree_of(batch, max_count=MAX_BATCHES_SHOWN)
     tree: list[Batch] = batch.shown_tree
     return tree
-
-
-def _format_name(batch: Batch) -> str:
-    return Truncator(batch.description or batch.bid).chars(MAX_NAME_LENGTH)
 
 
 def _format_stage(batch: Batch, *, is_failing_below: bool = False) -> SafeString | str:
@@ -371,40 +377,6 @@ def _find_problem(batch: Batch, *, is_failing_below: bool) -> str:
 
 def _mark_bad(text: str) -> SafeString:
     return format_html('<span class="faktory-bad faktory-together">{}</span>', text)
-
-
-def _render_bar(batch: Batch) -> SafeString:
-    """Return a bar of ended, failed and waiting members, in this order."""
-    ended = batch.total - batch.pending
-    if not batch.total:
-        return format_html('<span class="faktory-quiet">{}</span>', gettext("only nested batches"))
-    numbers = {
-        "ended": format_number(ended),
-        "total": format_number(batch.total),
-        "failed": format_number(batch.failed),
-    }
-    text = gettext("%(ended)s of %(total)s ended") % numbers
-    if batch.failed:
-        text = gettext("%(ended)s of %(total)s ended, %(failed)s failed") % numbers
-    return format_html(
-        '<svg class="faktory-bar" aria-hidden="true" viewBox="0 0 100 10" preserveAspectRatio="none">'
-        '<rect class="{}" x="0" y="0" height="10" width="{}"/>'
-        '<rect class="faktory-badly" x="{}" y="0" height="10" width="{}"/>'
-        '</svg> <span class="faktory-together">{}</span>',
-        "faktory-spent" if batch.is_broken else "faktory-well",
-        _percent(ended, batch.total),
-        _percent(ended, batch.total),
-        _percent(batch.failed, batch.total),
-        text,
-    )
-
-
-def _percent(part: int, whole: int) -> str:
-    return f"{100 * part / whole:.1f}"
-
-
-def _css_class(state: str) -> str:
-    return "faktory-bad" if state in (State.DEAD, State.RETRIES) else ""
 
 
 def _render_callback(batch: Batch, kind: Kind) -> SafeString | str:

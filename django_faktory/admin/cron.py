@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from itertools import islice
-from typing import TYPE_CHECKING, Any, ClassVar
+from typing import Any, ClassVar
 
 from django import forms
 from django.conf import settings
@@ -28,16 +28,12 @@ from ..store import texts
 from ..store.cron import entries as cron_entries
 from ..store.cron import runs as cron_runs
 from ..tasks import base, cron, redaction
-from .formats import StrOrPromise, error_text, render_time, time_column
+from .base import map_fields
+from .formats import StrOrPromise, column, error_text, render_time, time_column
 from .labels import CRON_STATES, OUTCOMES
 from .links import jobs_link
 from .long_texts import LongText, long_text_column
-from .object_actions import ObjectAction, ObjectActionsMixin
-
-if TYPE_CHECKING:
-    EntryForm = forms.ModelForm[CronEntry]
-else:  # Django's own classes take no type parameters at run time
-    EntryForm = forms.ModelForm
+from .object_actions import AnyModelForm, ObjectAction, ObjectActionsMixin
 
 NEXT_TIMES = 5
 # The database keeps the last 100 runs of an entry (ADR 0014).
@@ -49,7 +45,7 @@ _FORM_FIELD_OF = {"window": "window_s", "task": "jobtype"}
 """Form fields by the names that settings and their errors use."""
 
 
-class CronEntryForm(EntryForm):
+class CronEntryForm(AnyModelForm):
     """Form for entries of the admin; errors are shown at their field."""
 
     class Meta:
@@ -145,24 +141,57 @@ class CronStateFilter(admin.SimpleListFilter):
 
 
 def _pause(entry: CronEntry, _: HttpRequest) -> str:
-    return (
-        gettext("paused.")
-        if cron_entries.pause([entry.pk], using=conf.get("DATABASE"))
-        else gettext("was paused already.")
-    )
+    is_changed = cron_entries.pause([entry.pk], using=conf.get("DATABASE"))
+    return gettext("paused.") if is_changed else gettext("was paused already.")
 
 
 def _resume(entry: CronEntry, _: HttpRequest) -> str:
-    # Ticks during the pause are not run later.
-    return (
-        gettext("resumed.")
-        if cron_entries.resume([entry.pk], using=conf.get("DATABASE"))
-        else gettext("was not paused.")
-    )
+    is_changed = cron_entries.resume([entry.pk], using=conf.get("DATABASE"))
+    return gettext("resumed.") if is_changed else gettext("was not paused.")
 
 
 def _run_now(entry: CronEntry, _: HttpRequest) -> str:
     return gettext("enqueued as %(job)s.") % {"job": cron.run_now(entry, using=conf.get("DATABASE")).jid}
+
+
+def _format_time(entry: CronEntry, moment: Any) -> SafeString:
+    # An entry with an invalid zone must still have a page on which it can be corrected.
+    try:
+        local = moment.astimezone(Schedule.of(entry.schedule, entry.zone).zone)
+    except InvalidCron:
+        local = moment
+    text = f"{local:%Y-%m-%d %H:%M:%S %Z}"
+    return format_html('<time class="faktory-together" datetime="{}">{}</time>', local.isoformat(), text)
+
+
+def _render_history(entry: CronEntry, *, has_notes: bool = False) -> SafeString | str:
+    using = conf.get("DATABASE")
+    runs = list(CronRun.objects.filter(entry=entry).order_by("-id")[:RUNS_SHOWN])
+    # ACK does not update runs (ADR 0014), so the current outcomes are read from the jobs.
+    outcomes = cron_runs.read_outcomes([run.jid for run in runs if run.jid], using=using)
+    lines = [
+        (
+            _format_time(entry, run.tick) if run.tick else gettext("manually"),
+            render_time(run.at),
+            OUTCOMES[outcomes.get(run.jid) or run.outcome],
+            format_html('<a href="{}">{}</a>', jobs_link(q=run.jid), run.jid) if run.jid else "–",
+            *([run.note] if has_notes else []),
+        )
+        for run in runs
+    ]
+    if not lines:
+        return gettext("no runs yet")
+    names = [gettext("scheduled for"), gettext("enqueued at"), gettext("result"), gettext("job")]
+    if has_notes:
+        names.append(gettext("note"))
+    head = format_html_join("", '<th scope="col">{}</th>', [(name,) for name in names])
+    row = SafeString(f"<tr>{'<td>{}</td>' * len(names)}</tr>")
+    return format_html(
+        '<div class="faktory-wide"><table aria-label="{}"><thead><tr>{}</tr></thead><tbody>{}</tbody></table></div>',
+        gettext("Latest runs"),
+        head,
+        format_html_join("", row, lines),
+    )
 
 
 @admin.register(CronEntry)
@@ -224,9 +253,11 @@ class CronEntryAdmin(ObjectActionsMixin):
             return [(None, {"fields": DEFINITION_FIELDS})]
         fieldsets = super().get_fieldsets(request, obj)
         if self.may_see_field(request, "noted_history"):
-            fieldsets = _without("history", fieldsets)
-        is_editable = self.has_change_permission(request, obj) and not self._hides_arguments(request, obj)
-        return fieldsets if is_editable else _replace_with_shown(fieldsets)
+            fieldsets = map_fields(fieldsets, lambda name: None if name == "history" else name)
+        if self.has_change_permission(request, obj) and not self._hides_arguments(request, obj):
+            return fieldsets
+        # The read-only visible parts of the arguments in place of their fields.
+        return map_fields(fieldsets, lambda name: _SHOWN_FIELDS.get(name, name))
 
     def _hides_arguments(self, request: HttpRequest, entry: CronEntry) -> bool:
         """Return whether the user sees only part of the arguments; then they are not editable either."""
@@ -284,10 +315,7 @@ class CronEntryAdmin(ObjectActionsMixin):
                 return error_text(error)
         return str(CRON_STATES[entry.state])
 
-    @admin.display(description=_("next"), ordering="next_at")
-    def next_time(self, entry: CronEntry) -> SafeString | str:
-        """Return the next tick in the entry's time zone."""
-        return _format_time(entry, entry.next_at) if entry.next_at else "–"
+    next_time = column(lambda entry: _format_time(entry, entry.next_at) if entry.next_at else "–", _("next"), "next_at")
 
     @admin.display(description=_("in words"))
     def in_words(self, entry: CronEntry) -> str:
@@ -317,72 +345,10 @@ class CronEntryAdmin(ObjectActionsMixin):
     @admin.display(description=_("latest run"))
     def latest_run(self, entry: Any) -> SafeString | str:
         """Return the time and the outcome of the latest run."""
-        run = entry.latest
-        return (
-            "–" if run is None else format_html("{} {}", _format_time(entry, run.tick or run.at), OUTCOMES[run.outcome])
-        )
+        if (run := entry.latest) is None:
+            return "–"
+        return format_html("{} {}", _format_time(entry, run.tick or run.at), OUTCOMES[run.outcome])
 
-    @admin.display(description=_("runs"))
-    def history(self, entry: CronEntry) -> SafeString | str:
-        """Return the latest runs, newest first, with links to their jobs."""
-        return _render_history(entry)
-
-    @admin.display(description=_("runs"))
-    def noted_history(self, entry: CronEntry) -> SafeString | str:
-        """Return the runs with their notes; the note of a refused run may quote arguments."""
-        return _render_history(entry, has_notes=True)
-
-
-def _format_time(entry: CronEntry, moment: Any) -> SafeString:
-    # An entry with an invalid zone must still have a page on which it can be corrected.
-    try:
-        local = moment.astimezone(Schedule.of(entry.schedule, entry.zone).zone)
-    except InvalidCron:
-        local = moment
-    text = f"{local:%Y-%m-%d %H:%M:%S %Z}"
-    return format_html('<time class="faktory-together" datetime="{}">{}</time>', local.isoformat(), text)
-
-
-def _render_history(entry: CronEntry, *, has_notes: bool = False) -> SafeString | str:
-    using = conf.get("DATABASE")
-    runs = list(CronRun.objects.filter(entry=entry).order_by("-id")[:RUNS_SHOWN])
-    # ACK does not update runs (ADR 0014), so the current outcomes are read from the jobs.
-    outcomes = cron_runs.read_outcomes([run.jid for run in runs if run.jid], using=using)
-    lines = [
-        (
-            _format_time(entry, run.tick) if run.tick else gettext("manually"),
-            render_time(run.at),
-            OUTCOMES[outcomes.get(run.jid) or run.outcome],
-            format_html('<a href="{}">{}</a>', jobs_link(q=run.jid), run.jid) if run.jid else "–",
-            *([run.note] if has_notes else []),
-        )
-        for run in runs
-    ]
-    if not lines:
-        return gettext("no runs yet")
-    names = [gettext("scheduled for"), gettext("enqueued at"), gettext("result"), gettext("job")]
-    if has_notes:
-        names.append(gettext("note"))
-    head = format_html_join("", '<th scope="col">{}</th>', [(name,) for name in names])
-    row = SafeString(f"<tr>{'<td>{}</td>' * len(names)}</tr>")
-    return format_html(
-        '<div class="faktory-wide"><table aria-label="{}"><thead><tr>{}</tr></thead><tbody>{}</tbody></table></div>',
-        gettext("Latest runs"),
-        head,
-        format_html_join("", row, lines),
-    )
-
-
-def _without(name: str, fieldsets: Any) -> list[Any]:
-    return [
-        (title, {**options, "fields": [field for field in options["fields"] if field != name]})
-        for title, options in fieldsets
-    ]
-
-
-def _replace_with_shown(fieldsets: Any) -> list[Any]:
-    """Replace the argument fields with their read-only visible parts."""
-    return [
-        (title, {**options, "fields": [_SHOWN_FIELDS.get(name, name) for name in options["fields"]]})
-        for title, options in fieldsets
-    ]
+    history = column(_render_history, _("runs"))
+    # The note of a refused run may quote arguments.
+    noted_history = column(lambda entry: _render_history(entry, has_notes=True), _("runs"))

@@ -4,18 +4,18 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from datetime import datetime
-from decimal import Decimal
 from typing import TYPE_CHECKING, Any
 
 from django.contrib import admin
 from django.utils import timezone
-from django.utils.formats import date_format, number_format
+from django.utils.formats import date_format
 from django.utils.html import format_html
 from django.utils.safestring import SafeString
 from django.utils.translation import gettext
 
 from ..core.lifecycle import State
 from ..errors import TranslatableError
+from ..operations.queue_sizes import format_number as format_number  # noqa: PLC0414  (pages import it from here)
 
 DETAIL_SHOWN = 120
 """Characters of arguments and messages that a list shows."""
@@ -32,15 +32,10 @@ else:
 """A text, or a translation that is made when it is shown. Known to type checkers only."""
 
 
-def format_number(number: int | str) -> str:
-    """Format a number in the language of the reader: "1,234" in English, "1.234" in German."""
-    return number_format(Decimal(number), force_grouping=True)
-
-
 def format_job_count(all_counts: AllCounts, *states: State) -> str:
     """Format the number of jobs in these states, with a plus sign if a count is partial."""
     is_partial = any(all_counts.is_partial(state) for state in states)
-    return format_number(sum(map(all_counts.of, states))) + ("+" if is_partial else "")
+    return format_number(sum(map(all_counts.of, states)), is_more=is_partial)
 
 
 def format_duration(seconds: float) -> str:
@@ -77,14 +72,14 @@ def error_text(error: Exception) -> str:
 
 def format_age(moment: datetime) -> str:
     # The clock of the database may be ahead of this one.
-    return format_duration(max(0.0, (make_aware(timezone.now()) - make_aware(moment)).total_seconds()))
+    return format_duration(max(0.0, (timezone.now() - moment).total_seconds()))
 
 
 def render_time(moment: datetime | None) -> SafeString | str:
     """Return the time with its zone; the script of the pages adds how long ago it was. "–" for None."""
     if moment is None:
         return "–"
-    local = timezone.localtime(make_aware(moment))
+    local = timezone.localtime(moment)
     # As the templates' `date:"Y-m-d H:i:s T"`.
     text = date_format(local, "Y-m-d H:i:s T", use_l10n=False)
     return format_html('<time class="faktory-together" datetime="{}">{}</time>', local.isoformat(), text)
@@ -109,16 +104,16 @@ def render_worker(wid: str, name: str) -> SafeString:
     return format_html('<span title="{}"><bdi>{}</bdi></span>', wid, name or wid)
 
 
-def time_column(field: str, description: StrOrPromise) -> Callable[[Any, Any], SafeString | str]:
-    """Return a method that shows this field of a row, for the columns and fields of an admin."""
+def column(read: Callable[[Any], Any], description: StrOrPromise, ordering: Any = None) -> Callable[[Any, Any], Any]:
+    """Return a method that shows this value of a row, for the columns and fields of an admin."""
 
-    @admin.display(description=description, ordering=field)
-    def show(_: Any, row: Any) -> SafeString | str:
-        return render_time(getattr(row, field))
+    @admin.display(description=description, ordering=ordering)
+    def show(_: Any, row: Any) -> Any:
+        return read(row)
 
     return show
 
 
-def make_aware(moment: datetime) -> datetime:
-    """Make a time aware: times are naive if the project sets USE_TZ to False."""
-    return timezone.make_aware(moment) if timezone.is_naive(moment) else moment
+def time_column(field: str, description: StrOrPromise) -> Callable[[Any, Any], Any]:
+    """Return a method that shows this time of a row."""
+    return column(lambda row: render_time(getattr(row, field)), description, field)

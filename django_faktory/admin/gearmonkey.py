@@ -36,19 +36,21 @@ class GearMonkeyAdmin(ReadOnlyAdmin):
             self._audit(request)
             # Otherwise a reload of the page would search again.
             return HttpResponseRedirect(request.path)
-        report, problem = None, ""
+        report, problem, server = None, "", ""
         try:
+            url = url_of()
+            server = without_password(url)
             from ..contrib.gearmonkey.address import connect  # needs redis-py
             from ..contrib.gearmonkey.inspection import health
 
-            report = health(connect(url_of()))
+            report = health(connect(url))
         except (FaktoryError, ImportError) as error:
             problem = error_text(error)
         return self.page(
             request,
             "gearmonkey",
             title=gettext("GearMonkey functions"),
-            server=without_password(_find_url()),
+            server=server,
             report=report,
             problem=problem,
             may_audit=self.has_audit_permission(request),
@@ -75,11 +77,3 @@ class GearMonkeyAdmin(ReadOnlyAdmin):
             len(requeued),
         )
         self.message_user(request, message % {"number": len(requeued)}, messages.SUCCESS)
-
-
-def _find_url() -> str:
-    """Return the server's URL; "" if none is configured."""
-    try:
-        return url_of()
-    except FaktoryError:
-        return ""

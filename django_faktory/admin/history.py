@@ -20,9 +20,20 @@ def get_reason(request: HttpRequest) -> str:
     return request.POST.get("why", "").strip()[:500]
 
 
-def log_action(request: HttpRequest, rows: Iterable[Model], summary: StrOrPromise, *, name: str = "") -> None:
-    """Write a log entry for each row: the user, the action and the reason. `name` is the row's name in the entry."""
-    action_text = describe_action(request, summary)
+def log_action(
+    request: HttpRequest,
+    rows: Iterable[Model | type[Model]],
+    summary: StrOrPromise,
+    *,
+    name: str = "",
+    reason: str | None = None,
+) -> None:
+    """Write a log entry for each row, or for a model: the user, the action and the reason, by default that of the form.
+
+    `name` is the row's name in the entry.
+    """
+    reason = get_reason(request) if reason is None else reason
+    action_text = f"{in_english(summary)}: {reason}" if reason else f"{in_english(summary)}."
     logged_rows = list(rows)
     if not logged_rows:
         return
@@ -31,17 +42,11 @@ def log_action(request: HttpRequest, rows: Iterable[Model], summary: StrOrPromis
     # One INSERT for all rows. Django's column for the name of a row has 200 characters.
     LogEntry.objects.bulk_create(
         LogEntry(
-            user_id=user_id, content_type=content_type, object_id=row.pk, object_repr=(name or str(row))[:200],
-            action_flag=CHANGE, change_message=action_text,
+            user_id=user_id, content_type=content_type, object_id=row.pk if isinstance(row, Model) else None,
+            object_repr=(name or str(row))[:200], action_flag=CHANGE, change_message=action_text,
         )
         for row in logged_rows
     )  # fmt: skip
-
-
-def describe_action(request: HttpRequest, summary: StrOrPromise) -> str:
-    """Return a description of the action, with the reason if the user gave one."""
-    reason = get_reason(request)
-    return f"{in_english(summary)}: {reason}" if reason else f"{in_english(summary)}."
 
 
 def in_english(label: StrOrPromise) -> str:

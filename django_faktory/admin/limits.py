@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from typing import TYPE_CHECKING, Any, ClassVar
+from operator import attrgetter
+from typing import Any, ClassVar
 
 from django import forms
 from django.contrib import admin, messages
@@ -22,20 +23,15 @@ from ..errors import FaktoryError
 from ..models import Limit
 from ..store.limits import definitions
 from ..tasks import limits as task_limits
-from .formats import error_text, format_number, render_time
+from .formats import column, error_text, format_number, render_time
 from .history import get_reason
 from .lists import CappedPaginator
-from .object_actions import ObjectAction, ObjectActionsMixin
-
-if TYPE_CHECKING:
-    AnyLimitForm = forms.ModelForm[Limit]
-else:  # Django's own classes take no type parameters at run time
-    AnyLimitForm = forms.ModelForm
+from .object_actions import AnyModelForm, ObjectAction, ObjectActionsMixin
 
 _NUMBERS = ("concurrency", "rate", "burst")
 
 
-class LimitForm(AnyLimitForm):
+class LimitForm(AnyModelForm):
     """Form of a limit, with the rate as settings write it; an error is shown at its field."""
 
     rate = forms.CharField(
@@ -193,14 +189,10 @@ class LimitAdmin(ObjectActionsMixin):
             possible.append("resume" if row.paused_at else "pause")
         return possible
 
-    @admin.display(description=_("allows"))
-    def allows(self, limit: Limit) -> str:
-        return limit.localized_allowance
-
-    @admin.display(description=_("in use"))
-    def in_use(self, limit: Any) -> str:
-        """Return the number of permits in use; a limit with a rate only has none."""
-        return "–" if limit.concurrency is None else str(limit.used or 0)
+    allows = column(attrgetter("localized_allowance"), _("allows"))
+    # A limit with a rate only has no permits.
+    in_use = column(lambda limit: "–" if limit.concurrency is None else limit.used or 0, _("in use"))
+    opens_at = column(lambda limit: render_time(limit.opens), _("next start at"))
 
     @admin.display(description=_("waiting"))
     def waiting(self, limit: Limit) -> str:
@@ -209,14 +201,9 @@ class LimitAdmin(ObjectActionsMixin):
             # None of them is blocked: the claim skips a queue whose limiter is full (ADR 0016).
             return gettext("in the queue")
         count = definitions.count_blocked_jobs(limit, using=conf.get("DATABASE"))
-        return f"{format_number(count)}+" if count == definitions.MAX_COUNTED else format_number(count)
+        return format_number(count, is_more=count == definitions.MAX_COUNTED)
 
     @admin.display(description=_("paused since"))
     def paused(self, limit: Limit) -> SafeString | str:
         """Return since when it is paused, by which user or program, and why."""
         return format_html("{} {}", render_time(limit.paused_at), limit.pause_note) if limit.paused_at else "–"
-
-    @admin.display(description=_("next start at"))
-    def opens_at(self, limit: Any) -> SafeString | str:
-        """Return when the next job that waits for the rate may start."""
-        return render_time(limit.opens)

@@ -30,14 +30,12 @@ class LowerBound(int):
     """A lower bound at which counting stopped; its text ends with a plus sign."""
 
     def __str__(self) -> str:
-        return f"{format_number(int(self))}+"
+        return format_number(int(self), is_more=True)
 
 
 def format_capped(count: int, limit: int) -> str:
     """Format a count that ends at `limit`: "5,000+" for any larger number, and for `LowerBound` its own text."""
-    if isinstance(count, LowerBound):
-        return str(count)
-    return f"{format_number(limit)}+" if count > limit else format_number(count)
+    return str(count) if isinstance(count, LowerBound) else format_number(min(count, limit), is_more=count > limit)
 
 
 class CappedPaginator(CappedBase):

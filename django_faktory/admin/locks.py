@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from datetime import UTC, datetime
+from operator import attrgetter
 from typing import Any
 
 from django.contrib import admin, messages
@@ -20,7 +21,7 @@ from ..models.permissions import may_see
 from ..operations import worker_names
 from ..store.jobs import transitions
 from .base import ReadOnlyAdmin, requires_permission
-from .formats import format_number, render_time, render_worker, time_column
+from .formats import column, format_number, render_time, render_worker, time_column
 from .history import log_action
 from .links import jobs_link, row_link
 from .lists import CappedPaginator
@@ -70,20 +71,11 @@ class JobLockAdmin(ReadOnlyAdmin):
 
     since = time_column("acquired_at", _("since"))
 
-    @admin.display(description=_("token"))
-    def token(self, lock: JobLock) -> int:
-        """Return the fencing token, which the holder can attach to its writes."""
-        return int(lock.pk)
-
-    @admin.display(description=_("held by"), ordering="jid")
-    def holder(self, lock: JobLock) -> SafeString:
-        """Return a link to the job that has the lock."""
-        return format_html('<a href="{}">{}</a>', jobs_link(q=lock.jid), lock.jid)
-
-    @admin.display(description=_("worker"), ordering="wid")
-    def worker(self, lock: Any) -> SafeString | str:
-        """Return host and process of the worker that runs the job."""
-        return render_worker(lock.wid, lock.worker_name) if lock.wid else "–"
+    token = column(attrgetter("pk"), _("token"))
+    holder = column(
+        lambda lock: format_html('<a href="{}">{}</a>', jobs_link(q=lock.jid), lock.jid), _("held by"), "jid"
+    )
+    worker = column(lambda lock: render_worker(lock.wid, lock.worker_name) if lock.wid else "–", _("worker"), "wid")
 
     @admin.display(description=_("until"), ordering="expires_at")
     def until(self, lock: JobLock) -> SafeString | str:
@@ -100,7 +92,7 @@ class JobLockAdmin(ReadOnlyAdmin):
         jobs = Job.objects.in_state(State.BLOCKED).filter(lock_key=lock.key)
         # A hot key can have any number of jobs behind it (ADR 0015).
         count = jobs.count_up_to(MAX_COUNTED)
-        return f"{format_number(count)}+" if count == MAX_COUNTED else format_number(count)
+        return format_number(count, is_more=count == MAX_COUNTED)
 
     @admin.action(description=_("Release manually"), permissions=["release"])
     def release(self, request: HttpRequest, queryset: QuerySet[JobLock]) -> HttpResponse | None:

@@ -18,7 +18,7 @@ from django.utils.translation import gettext_lazy as _
 from ..models import Job
 from ..models.permissions import may_see
 from ..models.related_object import about_of
-from .base import get_media
+from .base import get_media, map_fields
 from .formats import event_time_of, render_time
 from .labels import STATES
 from .links import jobs_link, row_link, site
@@ -48,10 +48,7 @@ class JobsOfObjectMixin(AnyAdmin):
 
     def get_fieldsets(self, request: HttpRequest, obj: Any = None) -> Any:
         """Move the jobs to a section of their own, the last one."""
-        fieldsets = [
-            (name, {**options, "fields": [field for field in options["fields"] if field != FIELD]})
-            for name, options in super().get_fieldsets(request, obj)
-        ]
+        fieldsets = map_fields(super().get_fieldsets(request, obj), lambda name: None if name == FIELD else name)
         return [*fieldsets, (_("Jobs"), {"fields": (FIELD,)})] if _may_see_jobs(request, obj) else fieldsets
 
     @property

@@ -6,8 +6,9 @@ Each operation requires its own permission, is a POST, and is recorded in the ad
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping
-from typing import Any, ClassVar, NamedTuple
+from typing import TYPE_CHECKING, Any, ClassVar, NamedTuple
 
+from django import forms
 from django.contrib import admin, messages
 from django.core.exceptions import PermissionDenied
 from django.db.models import QuerySet
@@ -20,6 +21,11 @@ from .base import FaktoryModelAdmin, requires_permission
 from .formats import StrOrPromise, error_text
 from .history import log_action
 from .links import page_url, row_link
+
+if TYPE_CHECKING:
+    AnyModelForm = forms.ModelForm[Any]
+else:  # Django's own classes take no type parameters at run time
+    AnyModelForm = forms.ModelForm
 
 
 class ObjectAction(NamedTuple):
@@ -86,7 +92,7 @@ class ObjectActionsMixin(FaktoryModelAdmin):
         # A new object has no buttons: there is nothing to operate on yet.
         possible = [] if row is None else self.buttons(row)
         permitted = [
-            (self._action_url(row, verb), self.object_actions[verb].label)
+            (page_url(f"{self.opts.model_name}_act", row.pk, verb), self.object_actions[verb].label)
             for verb in possible
             if self._is_permitted(request, verb)
         ]
@@ -128,6 +134,3 @@ class ObjectActionsMixin(FaktoryModelAdmin):
         if verb not in self.object_actions or not self.has_view_permission(request):
             return False
         return permissions.may(request.user, self.object_actions[verb].needs)
-
-    def _action_url(self, row: Any, verb: str) -> str:
-        return page_url(f"{self.opts.model_name}_act", row.pk, verb)

@@ -4,12 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from functools import partial
+from operator import attrgetter
 from typing import Any, ClassVar
 
 from django.contrib import admin, messages
 from django.db.models import QuerySet
 from django.http import HttpRequest, HttpResponse, HttpResponseRedirect
 from django.utils.html import format_html
+from django.utils.safestring import SafeString
 from django.utils.translation import gettext, gettext_noop, ngettext, pgettext
 from django.utils.translation import gettext_lazy as _
 
@@ -20,7 +22,7 @@ from ..models.permissions import may, may_see
 from ..models.queue import QueueQuerySet
 from ..operations import bulk, timings, waiting
 from .base import ReadOnlyAdmin, requires_permission
-from .formats import StrOrPromise, format_age, format_number
+from .formats import StrOrPromise, column, format_age, format_number
 from .history import get_reason, log_action
 from .links import jobs_link, page_url
 from .lists import format_capped
@@ -29,6 +31,10 @@ from .overview.tasks import build_charts, build_line, build_period_tabs, read_pe
 
 MAX_RUNNING = 1000
 """Running jobs of a queue that its page counts."""
+
+
+def _render_depth(queue: Any) -> SafeString:
+    return format_html('<a href="{}">{}</a>', jobs_link(queue=queue.name, state="enqueued"), queue.line.depth)
 
 
 class QueueAdmin(ReadOnlyAdmin):
@@ -50,24 +56,15 @@ class QueueAdmin(ReadOnlyAdmin):
 
     def attach(self, request: HttpRequest, rows: list[Any]) -> None:  # noqa: ARG002
         """Add its sizes and its limit to each queue."""
-        limits = _read_limits(rows)
+        found = Limit.objects.filter(scope=Scope.QUEUE, name__in=[row.name for row in rows])
+        limits = {limit.name: limit for limit in found}
         for row, line in zip(rows, build_queue_lines(rows, using=conf.get("DATABASE")), strict=True):
             row.line, row.limit = line, limits.get(row.name)
 
-    @admin.display(description=_("waiting"))
-    def depth(self, queue: Any) -> str:
-        """Return the number of waiting jobs, blocked ones included, as a link."""
-        return format_html('<a href="{}">{}</a>', jobs_link(queue=queue.name, state="enqueued"), queue.line.depth)
-
-    @admin.display(description=_("latency"))
-    def latency(self, queue: Any) -> str:
-        """Return the time that the oldest job has waited."""
-        return str(queue.line.latency)
-
-    @admin.display(description=_("limit"))
-    def limit(self, queue: Any) -> str:
-        """Return the queue's limit of running jobs or starts per period."""
-        return queue.limit.localized_allowance if queue.limit else "–"
+    # Blocked jobs included.
+    depth = column(_render_depth, _("waiting"))
+    latency = column(attrgetter("line.latency"), _("latency"))
+    limit = column(lambda queue: queue.limit.localized_allowance if queue.limit else "–", _("limit"))
 
     @admin.display(description=_("state"))
     def state(self, queue: Queue) -> str:
@@ -165,14 +162,7 @@ class QueueAdmin(ReadOnlyAdmin):
             log_action(request, [row for row in rows if (row.paused_at is None) == is_pause], summary)
         message = ngettext("%(done)s: %(number)s queue.", "%(done)s: %(number)s queues.", changed)
         message %= {"done": gettext(summary), "number": format_number(changed)}
-        if unchanged := len(rows) - changed:
-            skipped = gettext("%(number)s skipped: already active.")
-            if is_pause:
-                skipped = gettext("%(number)s skipped: already paused.")
-            message += f" {skipped % {'number': format_number(unchanged)}}"
-        self.message_user(request, message, messages.WARNING if unchanged else messages.SUCCESS)
-
-
-def _read_limits(rows: list[Any]) -> dict[str, Limit]:
-    limits = Limit.objects.filter(scope=Scope.QUEUE, name__in=[row.name for row in rows])
-    return {limit.name: limit for limit in limits}
+        skipped = gettext("%(number)s skipped: already active.")
+        if is_pause:
+            skipped = gettext("%(number)s skipped: already paused.")
+        self.report(request, message, len(rows) - changed, skipped)

@@ -9,7 +9,7 @@ from datetime import datetime, timedelta
 from functools import partial
 from typing import Any, NamedTuple
 
-from django.contrib import admin, messages
+from django.contrib import admin
 from django.db.models import QuerySet, TextField, Value
 from django.db.models.functions import Concat
 from django.http import HttpRequest, HttpResponse
@@ -25,7 +25,7 @@ from .. import conf
 from ..models import Job, WorkerProcess, permissions
 from ..store import alarm_records, workers
 from .base import ReadOnlyAdmin, requires_permission
-from .formats import StrOrPromise, format_age, format_number, render_worker, time_column
+from .formats import StrOrPromise, column, format_age, format_number, render_worker, time_column
 from .history import log_action
 from .labels import PHASES, STATES
 from .overview.data import format_memory, is_stale
@@ -44,15 +44,7 @@ class WorkerProcessAdmin(ReadOnlyAdmin):
     change_list_template = "admin/django_faktory/workers.html"
     change_form_template = "admin/django_faktory/worker.html"
     gone_because = _("it has stopped, or was lost")
-    list_display = (
-        "worker",
-        "marked_state",
-        "jobs",
-        "queues_served",
-        "memory",
-        "started",
-        "last_seen",
-    )
+    list_display = ("worker", "marked_state", "jobs", "queues_served", "memory", "started", "last_seen")
     search_fields = ("wid", "hostname")
     ordering = ("-started_at",)
     list_per_page = 50
@@ -69,36 +61,25 @@ class WorkerProcessAdmin(ReadOnlyAdmin):
         for row in rows:
             row.jobs = job_counts.get(row.wid, 0)
 
-    @admin.display(description=_("worker"), ordering=Concat("hostname", Value(":"), "pid", output_field=TextField()))
-    def worker(self, worker: WorkerProcess) -> SafeString:
-        """Return host and process, with the worker's ID as a tooltip."""
-        return render_worker(worker.wid, worker.name)
+    worker = column(
+        lambda worker: render_worker(worker.wid, worker.name),
+        _("worker"),
+        Concat("hostname", Value(":"), "pid", output_field=TextField()),
+    )
+    jobs = column(lambda worker: _format_busy(worker, worker.jobs), _("jobs"))
+    queues_served = column(
+        lambda worker: Truncator(", ".join(worker.queues or ()) or "–").chars(MAX_QUEUES_LENGTH), _("queues")
+    )
+    memory = column(format_memory, _("memory"), "rss_kb")
+    last_seen = column(
+        lambda worker: gettext("%(age)s ago") % {"age": format_age(worker.seen_at)}, _("last heartbeat"), "seen_at"
+    )
 
     @admin.display(description=_("state"), ordering="state")
     def marked_state(self, worker: WorkerProcess) -> str:
         """Return the requested state, with a mark if heartbeats are missing."""
         mark = format_html(' <span class="faktory-warn">{}</span>', gettext("no heartbeat")) if is_stale(worker) else ""
         return format_html("{}{}", PHASES[worker.state], mark)
-
-    @admin.display(description=_("jobs"))
-    def jobs(self, worker: Any) -> str:
-        """Return the number of its jobs, and of its threads if it reports them."""
-        return _format_busy(worker, worker.jobs)
-
-    @admin.display(description=_("queues"))
-    def queues_served(self, worker: WorkerProcess) -> str:
-        """Return the queues that it serves, "–" if it does not report them."""
-        return Truncator(", ".join(worker.queues or ()) or "–").chars(MAX_QUEUES_LENGTH)
-
-    @admin.display(description=_("memory"), ordering="rss_kb")
-    def memory(self, worker: WorkerProcess) -> str:
-        """Return the memory that the worker reports."""
-        return format_memory(worker)
-
-    @admin.display(description=_("last heartbeat"), ordering="seen_at")
-    def last_seen(self, worker: WorkerProcess) -> str:
-        """Return the time since the worker was last seen."""
-        return gettext("%(age)s ago") % {"age": format_age(worker.seen_at)}
 
     def changelist_view(self, request: HttpRequest, extra_context: dict[str, Any] | None = None) -> HttpResponse:
         """Add the workers that were lost in the last hour, with the jobs that they ran."""
@@ -167,10 +148,8 @@ class WorkerProcessAdmin(ReadOnlyAdmin):
             len(changed),
         )
         message %= {"state": PHASES[state], "number": format_number(len(changed))}
-        if unchanged := len(processes) - len(changed):
-            skipped = gettext("%(number)s skipped: already in this state, or stopping.")
-            message += f" {skipped % {'number': format_number(unchanged)}}"
-        self.message_user(request, message, messages.WARNING if unchanged else messages.SUCCESS)
+        skipped = gettext("%(number)s skipped: already in this state, or stopping.")
+        self.report(request, message, len(processes) - len(changed), skipped)
 
 
 class LostWorker(NamedTuple):

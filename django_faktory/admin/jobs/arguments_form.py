@@ -17,7 +17,6 @@ from typing import Any, Literal, Union, get_args, get_origin, get_type_hints
 from uuid import UUID
 
 from django import forms
-from django.conf import settings
 from django.core.exceptions import ValidationError
 from django.utils import timezone
 from django.utils.translation import gettext
@@ -211,22 +210,18 @@ class _JsonField(_BlankField):
 
 class _IntegerField(forms.IntegerField):
     empty_value: Any = ABSENT
+    shown_types: tuple[type, ...] = (int,)
 
     def to_text(self, value: Any) -> Any:
-        return _expect(type(value) is int, value)
+        return _expect(type(value) in self.shown_types, value)
 
     def clean(self, value: Any) -> Any:
-        return _replace_none(super().clean(value), self.empty_value)
+        cleaned = super().clean(value)
+        return self.empty_value if cleaned is None else cleaned
 
 
-class _FloatField(forms.FloatField):
-    empty_value: Any = ABSENT
-
-    def to_text(self, value: Any) -> Any:
-        return _expect(type(value) in (int, float), value)
-
-    def clean(self, value: Any) -> Any:
-        return _replace_none(super().clean(value), self.empty_value)
+class _FloatField(_IntegerField, forms.FloatField):
+    shown_types = (int, float)
 
 
 class _TextField(forms.CharField):
@@ -281,7 +276,7 @@ class _ReferenceField(_BlankField):
             example = _PLACEHOLDERS.get(self._name, "1.20")
             text = gettext("expected a %(type)s, such as %(example)s") % {"type": self._name, "example": example}
             raise ValidationError(text) from error
-        if isinstance(decoded, datetime) and timezone.is_naive(decoded) and settings.USE_TZ:
+        if isinstance(decoded, datetime) and timezone.is_naive(decoded):
             decoded = timezone.make_aware(decoded)
         [[encoded], _] = encode_call([decoded], {})
         return encoded
@@ -401,7 +396,3 @@ def _expect(is_valid: Any, value: Any) -> Any:
     if not is_valid:
         raise ValueError("this field cannot show the value")
     return value
-
-
-def _replace_none(value: Any, replacement: Any) -> Any:
-    return replacement if value is None else value

@@ -9,15 +9,12 @@ from __future__ import annotations
 import time
 from collections.abc import Mapping
 from dataclasses import replace
-from typing import Any
+from typing import Any, ClassVar
 
 from django.contrib import messages
-from django.contrib.admin.models import CHANGE, LogEntry
-from django.contrib.contenttypes.models import ContentType
 from django.core.exceptions import PermissionDenied
 from django.core.signing import BadSignature
 from django.http import HttpRequest, HttpResponse, HttpResponseRedirect, QueryDict
-from django.urls import URLPattern, path
 from django.utils.translation import gettext, ngettext
 from msgspec import structs
 
@@ -33,7 +30,7 @@ from ...operations.bulk import Run
 from ...operations.error_groups import FailureKind
 from ..base import ReadOnlyAdmin
 from ..formats import error_text, format_duration, format_number
-from ..history import describe_action, get_reason, in_english
+from ..history import get_reason, in_english, log_action
 from ..links import page_url
 from ..lists import LowerBound, format_capped
 from . import actions
@@ -48,14 +45,7 @@ PACES = (10, 60, 600, 6000)
 class BulkViews(ReadOnlyAdmin):
     """Mixin for the admin of jobs that adds the pages of a bulk run."""
 
-    def get_urls(self) -> list[URLPattern]:
-        """Return the URLs, those of the bulk run first."""
-        wrap = self.admin_site.admin_view
-        return [
-            path("all/", wrap(self._confirm), name="django_faktory_job_all"),
-            path("all/step/", wrap(self._step), name="django_faktory_job_all_step"),
-            *super().get_urls(),
-        ]
+    views: ClassVar = {"all/": ("_confirm", "job_all"), "all/step/": ("_step", "job_all_step")}
 
     def _confirm(self, request: HttpRequest) -> HttpResponse:
         """Show the number of matching jobs on GET; begin the run on POST."""
@@ -78,7 +68,9 @@ class BulkViews(ReadOnlyAdmin):
         if request.method == "POST":
             exact = None if isinstance(total, LowerBound) else total
             run = replace(run, user=str(request.user.pk), why=get_reason(request), total=exact)
-            _log_run(request, run, f"{in_english(action.label)}: begun for all matching jobs ({count})")
+            # Of the model, not of a row: a run may change millions.
+            summary = f"{in_english(action.label)}: begun for all matching jobs ({count})"
+            log_action(request, [Job], summary, name=run.scope, reason=run.why)
             return self._render_progress(request, run)
         return self.page(
             request,
@@ -117,7 +109,8 @@ class BulkViews(ReadOnlyAdmin):
             if time.monotonic() > ends_at:
                 break
         if run.is_over:
-            _log_run(request, run, f"{in_english(action.done_label)} {run.changed:,} of all matching jobs")
+            summary = f"{in_english(action.done_label)} {run.changed:,} of all matching jobs"
+            log_action(request, [Job], summary, name=run.scope, reason=run.why)
         return self._render_progress(request, run)
 
     def _render_progress(self, request: HttpRequest, run: Run) -> HttpResponse:
@@ -163,22 +156,6 @@ def _read_pace_s(request: HttpRequest) -> float:
         return 0.0
     # Slower than one retry in 60 minutes, and NaN, count as no pace; so does infinity, as 60 / inf is 0.
     return 60 / per_minute if per_minute >= 1 / 60 else 0.0
-
-
-def _log_run(request: HttpRequest, run: Run, summary: str) -> None:
-    """Write one admin log entry for all jobs of the run."""
-    # The form of a later step has no field for the reason: use the one given at the beginning.
-    message: Any = f"{summary}: {run.why}" if run.why else describe_action(request, summary)
-    user_id: Any = request.user.pk
-    LogEntry.objects.create(
-        user_id=user_id,
-        # Of the model, not of a row: a run may change millions.
-        content_type=ContentType.objects.get_for_model(Job),
-        object_id=None,
-        object_repr=run.scope[:200],
-        action_flag=CHANGE,
-        change_message=message,
-    )
 
 
 def _parse_scope(params: Mapping[str, Any]) -> dict[str, Any]:

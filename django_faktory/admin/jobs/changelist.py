@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from operator import attrgetter
 from typing import Any
 
 from django.contrib import admin, messages
@@ -21,7 +22,7 @@ from ...errors import InvalidQuery
 from ...models import Job, JobQuerySet, Queue
 from ...operations import bulk, job_summaries, searches, task_names
 from ...tasks import redaction
-from ..formats import StrOrPromise, error_text, event_time_of, format_number, render_time, render_with_detail
+from ..formats import StrOrPromise, column, error_text, event_time_of, format_number, render_time, render_with_detail
 from ..history import log_action
 from ..labels import STATES
 from ..links import jobs_link, page_url
@@ -184,7 +185,7 @@ class JobAdmin(JobViews, RunViews, ErrorViews, BulkViews):
             return context
         context |= {"coverage": coverage, "hides_arguments": bool(words) and redaction.is_on()}
         context["searched"] = format_number(coverage.searched)
-        context["total"] = f"{format_number(coverage.total)}{'+' if coverage.is_more else ''}"
+        context["total"] = format_number(coverage.total, is_more=coverage.is_more)
         context["wider"] = format_number(coverage.wider.among)
         if not coverage.is_complete:
             # The state is a tab, which the link keeps.
@@ -195,25 +196,20 @@ class JobAdmin(JobViews, RunViews, ErrorViews, BulkViews):
                 context["failed_url"] = jobs_link(q=str(structs.replace(query, states=FAILED)))
         return context
 
-    @admin.display(description=_("state"))
-    def marked_state(self, job: Job) -> str:
-        """Return the state, highlighted if it needs attention."""
-        return format_html('<span class="{}">{}</span>', _STATE_CLASSES.get(State(job.state), ""), STATES[job.state])
+    marked_state = column(
+        lambda job: format_html(
+            '<span class="{}">{}</span>', _STATE_CLASSES.get(State(job.state), ""), STATES[job.state]
+        ),
+        _("state"),
+    )
+    job_id = column(attrgetter("jid"), _("job ID"))
+    attempts = column(attrgetter("attempts"), _("attempts"))
 
     @admin.display(description=_("task"))
     def task(self, job: Job) -> SafeString | str:
         """Return the name of the task, and the beginning of the arguments."""
         call = job_summaries.describe_call(job, job_summaries.ON_PAGES)
         return render_with_detail(job.jobtype, "" if call == "[]" else call)
-
-    @admin.display(description=_("job ID"))
-    def job_id(self, job: Job) -> str:
-        return str(job.jid)
-
-    @admin.display(description=_("attempts"))
-    def attempts(self, job: Job) -> int:
-        """Return the number of runs that count as attempts."""
-        return job.attempts
 
     @admin.display(description=_("time"))
     def event_time(self, job: Job) -> str:
@@ -260,14 +256,7 @@ class JobAdmin(JobViews, RunViews, ErrorViews, BulkViews):
         unchanged = len(jobs) - changed
         text = ngettext("%(done)s %(number)s job.", "%(done)s %(number)s jobs.", changed)
         text %= {"done": action.done_label, "number": format_number(changed)}
-        if unchanged:
-            skipped = ngettext(
-                "%(number)s skipped: already in another state.",
-                "%(number)s skipped: already in another state.",
-                unchanged,
-            )
-            text += f" {skipped % {'number': format_number(unchanged)}}"
-        self.message_user(request, text, messages.WARNING if unchanged else messages.SUCCESS)
+        self.report(request, text, unchanged, gettext("%(number)s skipped: already in another state."))
         return None
 
 

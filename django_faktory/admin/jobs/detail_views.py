@@ -9,7 +9,6 @@ from django.contrib import messages
 from django.core.exceptions import PermissionDenied
 from django.http import HttpRequest, HttpResponse, HttpResponseNotAllowed, HttpResponseRedirect
 from django.shortcuts import get_object_or_404
-from django.urls import URLPattern, path
 from django.utils.translation import gettext
 from django.utils.translation import gettext_lazy as _
 
@@ -49,15 +48,11 @@ class JobViews(ReadOnlyAdmin):
     }
     has_edit_permission = requires_permission("job.change")
 
-    def get_urls(self) -> list[URLPattern]:
-        """Return the URLs, those of actions and editing first."""
-        wrap = self.admin_site.admin_view
-        return [
-            path("<int:pk>/act/<str:verb>/", wrap(self._execute_one), name="django_faktory_job_act"),
-            path("<int:pk>/edit/", wrap(self._edit), name="django_faktory_job_edit"),
-            path("<int:pk>/part/", wrap(self._part), name="django_faktory_job_part"),
-            *super().get_urls(),
-        ]
+    views: ClassVar = {
+        "<int:pk>/act/<str:verb>/": ("_execute_one", "job_act"),
+        "<int:pk>/edit/": ("_edit", "job_edit"),
+        "<int:pk>/part/": ("_part", "job_part"),
+    }
 
     def render_change_form(self, request: HttpRequest, context: dict[str, Any], *args: Any, **kwargs: Any) -> Any:
         """Render the job's page; it does not use a Django form."""

@@ -5,14 +5,13 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Sequence
 from contextlib import suppress
-from datetime import datetime, timedelta
-from typing import Any
+from datetime import timedelta
+from typing import Any, ClassVar
 
 from django.contrib import messages
 from django.core.exceptions import PermissionDenied
 from django.db.models import Max
 from django.http import HttpRequest, HttpResponse, HttpResponseRedirect
-from django.urls import URLPattern, path
 from django.utils import timezone
 from django.utils.translation import gettext, gettext_noop, ngettext
 
@@ -49,16 +48,12 @@ REFRESHED_EVERY_S = 1
 class ErrorViews(ReadOnlyAdmin):
     """Mixin for the admin of jobs that adds the error pages."""
 
-    def get_urls(self) -> list[URLPattern]:
-        """Return the URLs, those of the error pages first."""
-        wrap = self.admin_site.admin_view
-        return [
-            path("errors/", wrap(self._errors), name="django_faktory_job_errors"),
-            path("errors/one/", wrap(self._error), name="django_faktory_job_error"),
-            path("errors/tried/", wrap(self._test_part), name="django_faktory_job_tried"),
-            path("<int:pk>/try/", wrap(self._test), name="django_faktory_job_try"),
-            *super().get_urls(),
-        ]
+    views: ClassVar = {
+        "errors/": ("_errors", "job_errors"),
+        "errors/one/": ("_error", "job_error"),
+        "errors/tried/": ("_test_part", "job_tried"),
+        "<int:pk>/try/": ("_test", "job_try"),
+    }
 
     def _errors(self, request: HttpRequest) -> HttpResponse:
         self._require_view_permission(request)
@@ -90,7 +85,7 @@ class ErrorViews(ReadOnlyAdmin):
             title=ngettext("%(error)s: %(number)s dead job", "%(error)s: %(number)s dead jobs", len(ids))
             % {"error": kind.errtype or gettext("Killed manually"), "number": count_text},
             chart=_build_chart(ids) if ids else None,
-            last_retry_at=_find_last_retry(retrying_ids),
+            last_retry_at=Job.objects.filter(pk__in=retrying_ids).aggregate(at=Max("run_at"))["at"],
             may_kill=actions.ACTIONS["kill"].is_allowed(request),
             kind=kind,
             count=len(ids),
@@ -170,12 +165,6 @@ def _build_chart(ids: Sequence[int]) -> Chart:
     counts = Counter((at - intervals[0]) // timedelta(hours=1) for at in ends if at is not None)
     points = [Point(f"{at:%H:%M}", 0, counts[index]) for index, at in enumerate(intervals)]
     return build_chart(gettext("Failed finally in the last 24 hours"), points)
-
-
-def _find_last_retry(ids: Sequence[int]) -> datetime | None:
-    """Return the time at which the last of these jobs is due."""
-    latest: datetime | None = Job.objects.filter(pk__in=ids).aggregate(at=Max("run_at"))["at"]
-    return latest
 
 
 def _read_jobs(ids: Sequence[int]) -> list[Any]:

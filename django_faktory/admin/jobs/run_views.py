@@ -3,13 +3,12 @@
 from __future__ import annotations
 
 from datetime import UTC, datetime
-from typing import Any
+from typing import Any, ClassVar
 
 from django import forms
 from django.contrib import messages
 from django.core.exceptions import PermissionDenied
 from django.http import HttpRequest, HttpResponse, HttpResponseRedirect
-from django.urls import URLPattern, path
 from django.utils import timezone
 from django.utils.translation import gettext, gettext_noop
 from django.utils.translation import gettext_lazy as _
@@ -69,12 +68,12 @@ class OptionsForm(forms.Form):
         return name
 
     def clean_run_at(self) -> datetime | None:
-        """Return an aware time."""
+        """Return the time in UTC."""
         moment: datetime | None = self.cleaned_data["run_at"]
         if moment is None:
             return None
         try:
-            moment = (timezone.make_aware(moment) if timezone.is_naive(moment) else moment).astimezone(UTC)
+            moment = moment.astimezone(UTC)
         except (OverflowError, ValueError):
             moment = datetime.max.replace(tzinfo=UTC)
         if not _EARLIEST <= moment <= _LATEST:
@@ -99,9 +98,7 @@ class RunViews(ReadOnlyAdmin):
 
     has_run_permission = requires_permission("job.add")
 
-    def get_urls(self) -> list[URLPattern]:
-        view = self.admin_site.admin_view(self._run)
-        return [path("run/", view, name="django_faktory_job_run"), *super().get_urls()]
+    views: ClassVar = {"run/": ("_run", "job_run")}
 
     def _run(self, request: HttpRequest) -> HttpResponse:
         """Show the form of the chosen task; POST enqueues it."""
@@ -125,9 +122,10 @@ class RunViews(ReadOnlyAdmin):
                     return self._enqueue(request, options.task, form)
                 except (FaktoryError, TypeError, ValueError) as error:
                     problem = error_text(error)
+        back_url = page_url("job_changelist") if may_see(request.user, "job") else admin_url("index")
         return self.page(
             request, "run_task", title=title, task=task,
-            tasks=sorted(tasks), form=form, options=options, problem=problem, back_url=self._back_url(request),
+            tasks=sorted(tasks), form=form, options=options, problem=problem, back_url=back_url,
         )  # fmt: skip
 
     def _enqueue(self, request: HttpRequest, task: FaktoryTask[..., Any], form: ArgumentsForm) -> HttpResponse:
@@ -147,9 +145,6 @@ class RunViews(ReadOnlyAdmin):
         if job is not None and may_see(request.user, "job"):
             return HttpResponseRedirect(row_link("job", job.pk))
         return HttpResponseRedirect(run_link(task.jobtype))
-
-    def _back_url(self, request: HttpRequest) -> str:
-        return page_url("job_changelist") if may_see(request.user, "job") else admin_url("index")
 
 
 def run_link(task: str = "") -> str:

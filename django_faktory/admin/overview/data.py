@@ -5,7 +5,7 @@ Counts come from the snapshot that all pages, INFO and metrics of this process s
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from datetime import UTC, datetime, timedelta
 from functools import partial
@@ -21,17 +21,17 @@ from django.utils.translation import get_language, gettext
 from ... import conf
 from ...core.lifecycle import State
 from ...models import Counter, Job, Queue, WorkerProcess
-from ...operations import queue_sizes, worker_names
+from ...operations import alarms, queue_sizes, worker_names
+from ...operations.alarms import Alarm
 from ...operations.error_groups import ErrorGroup, group_failed
 from ...store import workers
 from ...store.queues import Waiting
 from ...store.shared_reads import shared
 from ...store.statistics import counts, histograms
 from .. import links
-from ..formats import format_age, format_duration, format_job_count, format_number, make_aware, render_worker
+from ..formats import format_age, format_duration, format_job_count, format_number, render_worker
 from ..labels import PHASES, STATES
-from ..links import jobs_link, row_link
-from .alarms import AlarmLine, read_alarm_lines
+from ..links import jobs_link, page_url, row_link
 from .charts import Chart, Point, build_chart
 
 # Each statement of the page reads a bounded number of rows, however large the tables are.
@@ -82,6 +82,24 @@ class WorkerLine(NamedTuple):
     is_stale: bool
 
 
+class Button(NamedTuple):
+    """A form that ends an alarm, or keeps it from getting worse, and returns to the overview."""
+
+    label: str
+    url: str
+    fields: tuple[tuple[str, str], ...]
+
+
+class AlarmLine(NamedTuple):
+    """An alarm with its age, link and buttons."""
+
+    alarm: Alarm
+    age: str
+    """How long it has lasted; "" if that is unknown."""
+    link: str
+    buttons: tuple[Button, ...]
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class OverviewData:
     at: datetime
@@ -114,7 +132,7 @@ def read(
     key = (_read_numbers, parts, get_language(), timezone.get_current_timezone_name(), links.site.get())
     numbers = shared(key, read_now, using=using) if is_shared else read_now()
     # Alarms quote no job, so the permission of the page suffices (ADR 0034).
-    return replace(numbers, alarms=read_alarm_lines(may, using=using))
+    return replace(numbers, alarms=_read_alarm_lines(may, using=using))
 
 
 def _read_numbers(parts: Sequence[str], *, using: str) -> OverviewData:
@@ -214,18 +232,18 @@ def is_stale(worker: WorkerProcess) -> bool:
     A worker that never sent a heartbeat is not stale.
     """
     oldest_allowed = timezone.now() - timedelta(seconds=conf.get("WORKER_TIMEOUT"))
-    return worker.beat_at is not None and make_aware(worker.beat_at) < make_aware(oldest_allowed)
+    return worker.beat_at is not None and worker.beat_at < oldest_allowed
 
 
 def _build_recent_chart(now: datetime, using: str) -> Chart:
     """Return the chart of the last three hours, in intervals of `MINUTES_PER_BAR` minutes."""
-    last_minute = make_aware(now).replace(second=0, microsecond=0)
+    last_minute = now.replace(second=0, microsecond=0)
     first_minute = last_minute - timedelta(minutes=MINUTES - 1)
     sums = [[0, 0] for _ in range(MINUTES // MINUTES_PER_BAR)]
     # One second earlier, because `pace` returns later minutes than `since` only.
     pace = histograms.pace(using=using, since=first_minute - timedelta(seconds=1))
     for minute, (succeeded, failed) in pace.items():
-        index = int((make_aware(minute) - first_minute).total_seconds()) // (60 * MINUTES_PER_BAR)
+        index = int((minute - first_minute).total_seconds()) // (60 * MINUTES_PER_BAR)
         # A minute outside of the chart, for example from a clock ahead of this one, is left out.
         if 0 <= index < len(sums):
             sums[index][0] += succeeded
@@ -238,7 +256,7 @@ def _build_recent_chart(now: datetime, using: str) -> Chart:
 
 
 def _build_daily_chart(now: datetime) -> Chart:
-    today = make_aware(now).astimezone(UTC).date()  # the database counts by days in UTC
+    today = now.astimezone(UTC).date()  # the database counts by days in UTC
     days = [today - timedelta(days=DAYS - 1 - index) for index in range(DAYS)]
     # A day has a row for each connection that counts, so that no transaction waits for the row of another.
     rows = Counter.objects.filter(day__gte=days[0]).order_by().values("day")
@@ -249,3 +267,66 @@ def _build_daily_chart(now: datetime) -> Chart:
     return build_chart(
         gettext("Last 30 days"), [Point(date_format(day, "j M"), *sums.get(day, (0, 0))) for day in days]
     )
+
+
+def _read_alarm_lines(may: Callable[[str], bool], *, using: str) -> list[AlarmLine]:
+    """Return the present alarms, critical ones first. `may` returns whether the user has a permission, `resource.verb`.
+
+    Without it an alarm has no button, and names no row that the user may not view.
+    """
+    return [
+        AlarmLine(
+            alarm,
+            format_age(alarm.since) if alarm.since else "",
+            _LINKS[alarm.kind](alarm.subject),
+            tuple(_build_buttons(alarm, may)),
+        )
+        for alarm in alarms.hide_names(alarms.read(using=using), lambda resource: may(f"{resource}.view"))
+    ]
+
+
+def _build_buttons(alarm: Alarm, may: Callable[[str], bool]) -> Iterator[Button]:
+    back = ("back", page_url("overview_changelist"))
+    if not alarm.subject:
+        return
+    if alarm.kind == "paused-queue" and may("queue.resume"):
+        fields = (("action", "resume"), ("_selected_action", alarm.subject), back)
+        yield Button(gettext("Resume queue"), _list_url("queue"), fields)
+    elif alarm.kind == "paused-task" and may("limit.resume"):
+        yield Button(
+            gettext("Resume task"), page_url("task_pause"), (("task", alarm.subject), ("verb", "resume"), back)
+        )
+    elif alarm.kind == "failing-task" and may("limit.pause"):
+        yield Button(gettext("Pause task"), page_url("task_pause"), (("task", alarm.subject), ("verb", "pause"), back))
+
+
+def _list_url(model: str, **filters: str) -> str:
+    return page_url(f"{model}_changelist", **filters)
+
+
+def _page_url(model: str, key: str) -> str:
+    return row_link(model, key) if key else _list_url(model)
+
+
+def _task_page(task: str) -> str:
+    return page_url("task", task=task) if task else page_url("tasks")
+
+
+_LINKS: dict[str, Callable[[str], str]] = {
+    "no-workers": lambda _: _list_url("workerprocess"),
+    "lost-worker": lambda _: f"{_list_url('workerprocess')}#faktory-lost",
+    "silent-worker": lambda wid: _page_url("workerprocess", wid),
+    "unserved-queue": lambda name: _page_url("queue", name),
+    "late-queue": lambda name: _page_url("queue", name),
+    "paused-queue": lambda name: _page_url("queue", name),
+    "paused-task": _task_page,
+    "failing-task": _task_page,
+    "unknown-task": lambda task: jobs_link(q=f'task:"{task}"') if task else jobs_link(),
+    "overdue-jobs": lambda _: jobs_link(state="scheduled"),
+    "stuck-batch": lambda bid: _list_url("batch", q=bid) if bid else _list_url("batch", stage="failing"),
+    "cron-never-runs": lambda _: _list_url("cronentry", state="never runs"),
+    "cron-overdue": lambda _: _list_url("cronentry"),
+    "outbox-refused": lambda _: _list_url("outboxentry", error__isempty="0"),
+    "slow-database": lambda _: _list_url("workerprocess"),
+}
+"""The page that explains an alarm, from its kind and its subject."""

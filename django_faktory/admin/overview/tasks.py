@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from datetime import datetime, timedelta
 from functools import partial
-from typing import Any, NamedTuple
+from typing import Any, ClassVar, NamedTuple
 
 from django.contrib import messages
 from django.contrib.admin.models import LogEntry
@@ -13,7 +13,6 @@ from django.contrib.contenttypes.models import ContentType
 from django.core.exceptions import PermissionDenied
 from django.db.models import Q
 from django.http import Http404, HttpRequest, HttpResponse
-from django.urls import URLPattern, path
 from django.utils import timezone
 from django.utils.formats import date_format
 from django.utils.http import urlencode
@@ -116,22 +115,18 @@ def _format_interval(at: datetime, period: Period) -> str:
 
 
 def _describe_start(at: datetime, count: int) -> str:
-    local = timezone.localtime(at) if timezone.is_aware(at) else at
     text = ngettext("%(time)s: %(number)s worker started", "%(time)s: %(number)s workers started", count)
-    return text % {"time": date_format(local, "Y-m-d H:i"), "number": format_number(count)}
+    return text % {"time": date_format(timezone.localtime(at), "Y-m-d H:i"), "number": format_number(count)}
 
 
 class TaskViews(ReadOnlyAdmin):
     """Mixin for the overview's admin that adds the pages of tasks."""
 
-    def get_urls(self) -> list[URLPattern]:
-        wrap = self.admin_site.admin_view
-        return [
-            path("tasks/", wrap(self._tasks), name="django_faktory_tasks"),
-            path("tasks/one/", wrap(self._task), name="django_faktory_task"),
-            path("tasks/pause/", wrap(self._pause_or_resume), name="django_faktory_task_pause"),
-            *super().get_urls(),
-        ]
+    views: ClassVar = {
+        "tasks/": ("_tasks", "tasks"),
+        "tasks/one/": ("_task", "task"),
+        "tasks/pause/": ("_pause_or_resume", "task_pause"),
+    }
 
     def _tasks(self, request: HttpRequest) -> HttpResponse:
         """Show the timings of all tasks and all queues."""

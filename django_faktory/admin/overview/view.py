@@ -3,11 +3,10 @@
 from __future__ import annotations
 
 from functools import partial
-from typing import Any
+from typing import Any, ClassVar
 
 from django.core.exceptions import PermissionDenied
 from django.http import HttpRequest, HttpResponse
-from django.urls import URLPattern, path
 from django.utils.translation import gettext
 
 from ... import conf
@@ -27,11 +26,7 @@ class OverviewAdmin(TaskViews):
         """Return whether the user may see the overview, and with it the entry in the admin index."""
         return self.has_view_permission(request)
 
-    def get_urls(self) -> list[URLPattern]:
-        """Return the URLs, that of the reloaded part first."""
-        view = self.admin_site.admin_view(self._part)
-        # Before Django's patterns, of which the last one matches any address.
-        return [path("part/", view, name="django_faktory_overview_part"), *super().get_urls()]
+    views: ClassVar = {"part/": ("_part", "overview_part")}
 
     def changelist_view(self, request: HttpRequest, extra_context: dict[str, Any] | None = None) -> HttpResponse:
         """Render the whole page; it is complete without JavaScript."""
