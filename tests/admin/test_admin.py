@@ -53,6 +53,7 @@ def test_filters_narrow_the_list_by_state_and_queue(admin_client):
         ("requeue", "scheduled", "enqueued"),
         ("retry", "succeeded", "succeeded"),
         ("kill", "retries", "dead"),
+        ("retry", "working", "working"),
         ("kill", "working", "working"),
         ("discard", "dead", None),
         ("discard", "working", "working"),

@@ -74,14 +74,6 @@ def test_the_page_of_a_job_without_a_lock_key_shows_no_holder(admin_client, node
     assert "Lock held by" not in job_page(admin_client, "A")
 
 
-def test_a_manual_retry_leaves_a_running_job_and_its_lock_alone(admin_client, one):
-    """L26: the retry leaves a running job alone."""
-    running = Job.objects.get(jid=jid("A"))
-    admin_client.post(reverse(JOBS), {"action": "retry", "_selected_action": [running.pk]}, follow=True)
-    assert (state_of("A"), holders()) == ("working", [jid("A")])
-    assert one.fetch(wid="w2", count=9) == [jid("B")]
-
-
 def test_the_old_holder_of_a_released_lock_cannot_affect_its_next_holder(admin_client, one):
     """L26: the old worker learns that its lock is gone, and its acknowledgement does not affect the new lock."""
     stale = JobLock.objects.get()
@@ -95,18 +87,6 @@ def test_the_old_holder_of_a_released_lock_cannot_affect_its_next_holder(admin_c
     assert JobLock.objects.get().pk == lock.pk
     assert one.ack("A1", wid="w2") == [True]
     assert holders() == []
-
-
-def test_a_retried_job_is_blocked_by_the_current_holder_of_its_key(admin_client, one):
-    """L26: the retried job is blocked by the job that has acquired its key meanwhile."""
-    one.fail("A", wid="old")
-    assert one.fetch(wid="w2") == [jid("A1")]
-    token = JobLock.objects.get().pk
-    failed = Job.objects.get(jid=jid("A"))
-    admin_client.post(reverse(JOBS), {"action": "retry", "_selected_action": [failed.pk]}, follow=True)
-    assert state_of("A") == "blocked"
-    assert one.ack("A", wid="old") == [False]
-    assert JobLock.objects.get().pk == token
 
 
 def test_releasing_a_lock_requires_confirmation(admin_client, one):

@@ -15,7 +15,6 @@ from django_faktory.brokers.orm import OrmBroker
 from django_faktory.core.histograms import Recorder
 from django_faktory.core.limits import Allowance
 from django_faktory.core.payloads import Failure, Interruption
-from django_faktory.errors import NotUnique
 from django_faktory.models import Counter, Job, JobLock, Limiter
 from django_faktory.store.dialects.postgresql import pipeline, prepared
 from django_faktory.store.limits import definitions
@@ -46,11 +45,6 @@ def writes_and(text):
 def only_steps():
     for step in steps:
         step()
-
-
-@task(atomic=True, unique_for=600)
-def writes_once(text):
-    Mark.objects.create(text=text)
 
 
 @pytest.fixture(autouse=True)
@@ -122,15 +116,6 @@ def test_a_result_ttl_set_while_the_job_runs_keeps_its_result(sent):
     job.update(result_ttl=60)
     execution.run(get_broker())
     assert (sent, state()) == (["committed"], "succeeded")
-
-
-def test_a_unique_job_releases_its_key_on_commit(sent):
-    writes_once.enqueue("a")
-    with pytest.raises(NotUnique):
-        writes_once.enqueue("a")
-    work()
-    assert sent == ["committed"]
-    writes_once.enqueue("a")
 
 
 def test_on_commit_hooks_run_in_order_after_the_commit(sent):

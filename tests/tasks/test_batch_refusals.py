@@ -180,8 +180,3 @@ def test_a_coroutine_task_can_add_to_its_batch():
         add_as_a_coroutine.enqueue()
     assert [one.state for one in drain()] == ["succeeded"] * 3
     assert batch.status().total == 2
-
-
-def test_an_existing_batch_is_found_by_its_id_with_its_status():
-    batch = finished()
-    assert Batch.find(batch.bid).status() == batch.status()

@@ -73,14 +73,6 @@ def test_members_and_callbacks_know_their_batch_without_the_context():
     assert Batch.of_this_job() is None
 
 
-def test_a_batch_extended_by_its_own_job_needs_no_second_commit():
-    with Batch(success=note.callback("success")):
-        grow.enqueue("a", 1)
-    drain()
-    assert not Row.objects.exclude(reopened_until=None).exists()
-    assert ran[-1] == "success"
-
-
 def test_a_running_task_adds_jobs_and_children_to_its_own_batch():
     with Batch(success=note.callback("end")):
         grow.enqueue("a", 2)

@@ -13,7 +13,7 @@ from django.utils import timezone
 from django_faktory import Cron
 from django_faktory.backend import InvalidTask
 from django_faktory.checks import cron
-from django_faktory.errors import InvalidCron, MissingObject
+from django_faktory.errors import MissingObject
 from django_faktory.models import CronEntry, CronRun, Job
 from django_faktory.runtime.maintenance import Maintenance
 from django_faktory.store.cron import entries as rows
@@ -142,14 +142,6 @@ def test_custom_options_apply_to_jobs_of_other_languages(in_settings):
     assert Job.objects.get().expires_at is not None
 
 
-def test_the_second_job_of_a_unique_task_is_recorded_as_refused(in_settings):
-    in_settings(once={"zone": "UTC", "schedule": "0 * * * *", "task": work.once_a_group.jobtype, "args": ["a"]})
-    begin()
-    take()
-    take(NOON + timedelta(hours=1))
-    assert CronRun.objects.latest("pk").note == "NotUnique: Job not unique"
-
-
 # --- errors are reported
 
 
@@ -224,18 +216,6 @@ def test_a_cron_entry_with_missing_task_arguments_is_an_error(task):
 def test_a_task_with_an_invalid_cron_line_is_refused_at_definition(value):
     with pytest.raises(InvalidTask, match="cron: schedule: "):
         base.task(cron=value)(greet)
-
-
-def test_cron_entries_with_a_remote_broker_are_a_warning():
-    with override_settings(FAKTORY={"BROKER": "remote", "CRON": {"ring": RING}}):
-        [error] = cron.check_cron()
-    assert error.id == "django_faktory.W040"
-
-
-def test_an_invalid_entry_aborts_reading_the_definitions(in_settings):
-    in_settings(ring=RING | {"schedule": "* *"})
-    with pytest.raises(InvalidCron, match=r"FAKTORY\['CRON'\]\['ring'\]: schedule: "):
-        list(cron_entries.definitions())
 
 
 # --- on a node

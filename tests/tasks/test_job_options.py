@@ -54,13 +54,6 @@ def test_enqueue_raises_not_unique_while_a_duplicate_is_waiting():
     assert Job.objects.filter(jid=first.id).exists()
 
 
-def test_keyword_arguments_count_for_uniqueness():
-    alone.enqueue(number=1)
-    alone.enqueue(number=2)
-    with pytest.raises(NotUnique):
-        alone.enqueue(number=2)
-
-
 def test_not_unique_leaves_the_callers_transaction_usable():
     alone.enqueue(1)
     with transaction.atomic():

@@ -13,7 +13,6 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from django_faktory.core.json import jsontext
-from django_faktory.errors import InvalidPayload
 from django_faktory.tasks.json_values import encode_json, normalize
 
 pytestmark = pytest.mark.core
@@ -68,14 +67,6 @@ def test_values_without_a_json_type_are_refused_at_any_depth(value):
 def test_values_that_json_would_alter_are_refused(value):
     with pytest.raises(ValueError, match="Unsupported value: "):
         normalize([value])
-
-
-def test_nesting_deeper_than_128_levels_is_refused():
-    value = []
-    for _ in range(200):
-        value = [value]
-    with pytest.raises(InvalidPayload, match="nested deeper than 128"):
-        encode_json(normalize(value))
 
 
 json_values = st.recursive(

@@ -157,7 +157,12 @@ def test_a_job_enqueued_by_a_job_inherits_the_request_id(use):
 
 @pytest.mark.parametrize(
     "context",
-    [{"locale": 5, "timezone": 5, "request_id": 5}, {"timezone": "No/Where", "traceparent": "x"}, {"timezone": "../x"}],
+    [
+        {"locale": 5, "timezone": 5, "request_id": 5},
+        {"timezone": "No/Where", "traceparent": "x"},
+        {"timezone": "../x"},
+        None,
+    ],
 )
 def test_an_invalid_context_is_ignored(use, context):
     tasks.returns_its_context.enqueue()
@@ -170,14 +175,6 @@ def test_an_invalid_context_is_ignored(use, context):
     assert jsontext.decode(report.result) == [
         translation.get_language(), timezone.get_current_timezone_name(), "", "",
     ]  # fmt: skip
-
-
-def test_a_job_with_a_null_custom_field_runs(use):
-    tasks.returns_its_context.enqueue()
-    job = Job.objects.get()
-    Job.objects.update(payload=jsontext.encode({**jsontext.decode(job.payload), "custom": None}))
-    use(*CONTEXT)
-    assert isinstance(work(), Ack)
 
 
 @pytest.mark.parametrize(

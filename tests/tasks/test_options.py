@@ -64,46 +64,16 @@ def test_the_decorator_refuses_run_after():
         task(run_after=datetime.now(UTC))(plain)
 
 
-@pytest.mark.parametrize(
-    ("option", "value"),
-    [
-        ("name", 5),
-        ("name", "n" * 256),
-        ("name", "two\nlines"),
-        ("max_attempts", 0),
-        ("max_attempts", True),
-        ("max_attempts", "5"),
-        ("max_attempts", 2**31),
-        ("backoff", 5),
-        ("retry_on", ValueError("an instance")),
-        ("retry_on", [int]),
-        ("discard_on", "ValueError"),
-        ("discard_on", None),
-        ("reserve_for", 59),
-        ("reserve_for", 86_401),
-        ("reserve_for", 60.5),
-        ("result_ttl", -1),
-        ("backtrace", -2),
-        ("backtrace", 201),
-        ("backtrace", None),
-        ("unique_for", 0),
-        ("unique_for", True),
-        ("unique_for", "60"),
-        ("unique_for", float("inf")),
-        ("unique_for", float("nan")),
-        ("unique_until", "end"),
-        ("unique_until", None),
-        ("expires_in", -1),
-        ("expires_in", timedelta(seconds=1)),
-        ("track", 1),
-        ("timeout", 0),
-        ("timeout", "60"),
-        ("timeout", 86_371),
-        ("missing", "ignore"),
-        ("plain_json", 1),
-        ("atomic", 1),
-    ],
-)
+INVALID = {
+    "name": [5, "n" * 256, "two\nlines"], "max_attempts": [0, True, "5", 2**31], "backoff": [5],
+    "retry_on": [ValueError("an instance"), [int]], "discard_on": ["ValueError", None], "result_ttl": [-1],
+    "reserve_for": [59, 86_401, 60.5], "backtrace": [-2, 201, None], "track": [1], "timeout": [0, "60", 86_371],
+    "unique_for": [0, True, "60", float("inf"), float("nan")], "unique_until": ["end", None], "missing": ["ignore"],
+    "expires_in": [-1, timedelta(seconds=1)], "plain_json": [1], "atomic": [1],
+}  # fmt: skip
+
+
+@pytest.mark.parametrize(("option", "value"), [(name, one) for name, values in INVALID.items() for one in values])
 def test_an_invalid_option_value_is_refused_with_task_option_and_rule(option, value):
     shown = "jobtype" if option == "name" else option
     with pytest.raises(InvalidTask, match=rf"task tests\.tasks\.test_options\.plain: {shown}: expected .+, got "):

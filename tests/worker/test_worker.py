@@ -391,12 +391,13 @@ class TestOutages:
         state(results[0], "succeeded")
         state(results[1], "retries")
 
-    def test_fetching_resumes_when_the_broker_is_available_again(self, work, state):
+    @pytest.mark.parametrize("verb", ["hello", "fetch"])
+    def test_a_worker_waits_for_a_broker_that_is_unavailable(self, work, state, verb):
         broker = Unreliable()
-        broker.unavailable = {"fetch"}
+        broker.unavailable = {verb}
         result = tasks.noop.enqueue()
         work(broker)
-        wait_until(lambda: broker.tried.count("fetch") > 1)
+        wait_until(lambda: broker.tried.count(verb) > 1)
         broker.unavailable = set()
         state(result, "succeeded")
 
@@ -408,15 +409,6 @@ class TestOutages:
         work(broker)
         wait_until(lambda: broker.tried.count("beat") > 3)
         assert "fetch" not in broker.tried
-        broker.unavailable = set()
-        state(result, "succeeded")
-
-    def test_a_worker_waits_for_a_broker_that_is_unavailable_at_startup(self, work, state):
-        broker = Unreliable()
-        broker.unavailable = {"hello"}
-        result = tasks.noop.enqueue()
-        work(broker)
-        wait_until(lambda: broker.tried.count("hello") > 1)
         broker.unavailable = set()
         state(result, "succeeded")
 

@@ -268,10 +268,6 @@ def test_an_action_changes_a_job_or_conflicts_depending_on_its_state(as_root, ro
     assert entry.change_message.endswith(", through the API: on call")
 
 
-def test_an_action_requires_no_request_body(as_root):
-    assert as_root("POST", f"jobs/{job_in('dead').jid}/retry/").status == 200
-
-
 def test_a_bulk_action_processes_matching_jobs_in_bounded_portions(as_root):
     dead = [job_in("dead", queue="mail").pk for _ in range(5)]
     other = job_in("dead")

@@ -204,14 +204,6 @@ def test_only_failed_jobs_and_callbacks_of_a_batch_are_retried(as_root):
     assert LogEntry.objects.get().object_id == str(batch.pk)
 
 
-def test_a_retry_of_a_batch_includes_nested_batches(as_root):
-    root, (first, _), grandchild = family()
-    for bid in (root, first, grandchild):
-        JobFactory(dead=True, bid=bid)
-    assert as_root("POST", f"batches/{first}/retry/").data == {"changed": 2}
-    assert Job.objects.get(state="dead").bid == root
-
-
 def test_a_limited_retry_of_a_batch_continues_when_repeated():
     root, (first, _), grandchild = family()
     for bid in (root, first, grandchild, grandchild):

@@ -113,16 +113,6 @@ def test_the_page_is_listed_only_if_a_server_is_configured(admin_client, here):
         assert reverse(PAGE) not in admin_client.get(reverse("admin:index")).content.decode()
 
 
-def test_staff_without_permission_is_refused(client, here, django_user_model):
-    from django.test import Client
-
-    user = django_user_model.objects.create_user("somebody", is_staff=True)
-    browser = Client()
-    browser.force_login(user)
-    assert browser.get(reverse(PAGE)).status_code == 403
-    assert browser.post(reverse(PAGE)).status_code == 403
-
-
 @pytest.mark.parametrize(
     ("settings", "identity", "words"),
     [

@@ -210,17 +210,6 @@ class TestCrashes:
 
 
 class TestOrders:
-    def test_a_quiet_order_in_the_database_quiets_the_worker(self, runfaktory):
-        """Check that a worker obeys a state set in the database (W15)."""
-        program = runfaktory(*WORKER)
-        process = wait_until(lambda: WorkerProcess.objects.filter(beat_at__isnull=False).first())
-        workers.advance([process.wid], "quiet", using="default")
-        program.wait_for_log("worker is quiet")
-        result = noop.enqueue()
-        program.signal(signal.SIGTERM)
-        assert program.code() == 0
-        assert state_of(result) == "enqueued"
-
     def test_a_terminate_order_in_the_database_replaces_the_worker(self, runfaktory):
         """Check W21: the process ends, and its supervisor keeps the number of processes."""
         program = runfaktory(*WORKER)

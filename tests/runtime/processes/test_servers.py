@@ -6,7 +6,6 @@ from contextlib import suppress
 
 import pytest
 
-from tests.bouncer import needs_session
 from tests.server.raw import RawClient, push, worker
 from tests.settings import KIND
 from tests.waiting import wait_until
@@ -53,18 +52,6 @@ def test_clients_of_all_servers_share_the_queues(servers, shared_address):
     fetched = {json.loads(client.ask("FETCH shared"))["jid"] for client in reversed(clients)}
     assert fetched == {f"job-{number:04}" for number in range(24)}
     for client in clients:
-        client.close()
-
-
-@needs_session("servers notify each other by LISTEN")
-def test_a_waiting_fetch_receives_a_job_pushed_to_another_server(servers, shared_address):
-    waiting = [RawClient.identified(shared_address, **worker(f"wid-{number}")) for number in range(12)]
-    producers = [RawClient.identified(shared_address) for _ in range(12)]
-    for number, (client, producer) in enumerate(zip(waiting, producers, strict=True)):
-        client.send(f"FETCH queue-{number}")  # it waits for 2 s at most
-        assert producer.ask(push(jid=f"job-{number:04}", queue=f"queue-{number}")) == b"+OK"
-        assert json.loads(client.reply())["jid"] == f"job-{number:04}"
-    for client in (*waiting, *producers):
         client.close()
 
 
