@@ -15,16 +15,12 @@ from tests.core.protocol.splits import every_split
 pytestmark = pytest.mark.core
 
 TABLE = [
-    (resp.OK, Simple("OK")),
     (resp.simple("OK"), Simple("OK")),
-    (resp.simple(""), Simple("")),
     (resp.simple('HI {"v":2}'), Simple('HI {"v":2}')),
     (resp.error("Job not found abc"), Error("ERR", "Job not found abc")),
     (resp.error("Job not unique", code="NOTUNIQUE"), Error("NOTUNIQUE", "Job not unique")),
-    (resp.error("unknown command "), Error("ERR", "unknown command ")),
     (resp.bulk(None), BulkString(None)),
     (resp.bulk(""), BulkString("")),
-    (resp.bulk('{"state":"quiet"}'), BulkString('{"state":"quiet"}')),
     (resp.bulk("a\r\nb\n$-1\r\n"), BulkString("a\r\nb\n$-1\r\n")),
     (resp.bulk("é😀"), BulkString("é😀")),
 ]
@@ -102,18 +98,12 @@ def test_all_bulk_strings_round_trip(texts):
     "garbage",
     [
         b"HTTP/1.1 400 Bad Request\r\n",
-        b"H",
-        b"\x15\x03\x01",
         b"\r\n",
         b":5\r\n",
-        b"*2\r\n",
         b"$\r\n",
         b"$-2\r\n",
-        b"$x\r\n",
         b"$+1\r\na\r\n",
         b"$ 1\r\na\r\n",
-        b"$1_0\r\n",
-        b"$999999999999\r\n",
         b"$536870913\r\n",
         b"$00000000000000000001\r\na\r\n",
         b"$" + b"1" * 100,
