@@ -187,6 +187,12 @@ def test_an_invalid_job_id_in_the_url_shows_nothing(admin_client, tried):
     assert words(page(admin_client, "tried", f"{KIND.query}&tried={tried}")) == ""
 
 
+def test_a_job_that_is_no_longer_dead_is_not_tested(admin_client):
+    job = JobFactory(succeeded=True)
+    answer = admin_client.post(reverse("admin:django_faktory_job_try", args=[job.pk]), follow=True)
+    assert "Nothing done: the job is now succeeded." in words(answer.content.decode())
+
+
 def test_only_jobs_of_the_error_group_are_retried(admin_client):
     mine = [dead(number) for number in range(3)]
     others = [dead(1, failure='{"message":"something else"}'), dead(1, jobtype="shop.other"), JobFactory(dead=True)]

@@ -346,6 +346,17 @@ class TestReports:
         assert broker.came_after == []
         assert Job.objects.get().state == "succeeded"
 
+    def test_reports_that_miss_the_shutdown_timeout_are_logged(self, work, caplog):
+        broker = SlowToTake()
+        passes.enqueue("gate")
+        running = work(broker, shutdown_timeout=0.0, flush_s=0.01)
+        begun("gate")
+        gates["gate"].opened.set()
+        wait_until(running.worker._buffer.is_empty)
+        running.stop()
+        assert running.ended()
+        assert "jobs ended and could not be reported in time" in caplog.text
+
 
 class LosesAnswers(OrmBroker):
     """Execute two fetches and lose their replies."""
