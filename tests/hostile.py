@@ -104,9 +104,6 @@ REFUSED = {
 """Texts that are rejected, by place; every other place accepts every text."""
 
 
-POLICIES = {"missed": "once", "window": 86_400, "overlap": "allow"}
-
-
 class Sent:
     """A client that sends each text in one place at a time, and records the places that reject it."""
 
@@ -230,16 +227,11 @@ def _others(sent, names):
     """Store a cron entry, if the text is allowed in one, and the error of a remote server that refused a job."""
     text = sent.text
     try:
-        one = cron.build_definition(
-            name=text, schedule="0 3 * * *", zone="UTC", jobtype=names["jobtype"], queue="", args=[text], kwargs={},
-            job={"custom": {text: text}}, policies=POLICIES, is_json=True,
-        )  # fmt: skip
+        job = {"jobtype": names["jobtype"], "args": [text], "job": {"custom": {text: text}}}
+        one = cron.build_definition({"name": text, "schedule": "0 3 * * *", **job}, is_json=True)
     except FaktoryError:
         sent.refused.add("cron entry")
-        one = cron.build_definition(
-            name="harmless", schedule="0 3 * * *", zone="UTC", jobtype="harmless", queue="", args=[], kwargs={}, job={},
-            policies=POLICIES, is_json=True,
-        )  # fmt: skip
+        one = cron.build_definition({"name": "harmless", "schedule": "0 3 * * *", "jobtype": "harmless"})
     entry = CronEntry(origin="admin", **one._asdict())
     entries.save(entry, using="default")
     stored = "".join(char for char in text if char != "\x00" and not "\ud800" <= char <= "\udfff")

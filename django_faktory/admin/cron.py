@@ -93,14 +93,8 @@ class CronEntryForm(AnyModelForm):
     def _check(self, cleaned: dict[str, Any]) -> None:
         if self.instance.origin == CronEntry.EntryOrigin.CODE:  # its fields are not in the form
             return
-        policies = {"missed": cleaned["missed"], "window": cleaned["window_s"], "overlap": cleaned["overlap"]}
-        plain = ("name", "schedule", "zone", "jobtype", "queue")
-        definition = cron.build_definition(
-            **{field: cleaned.get(field, getattr(self.instance, field)) for field in plain},
-            **{field: cron.decode_member(field, cleaned.get(field, getattr(self.instance, field))) for field in _TEXTS},
-            policies=policies,
-            is_json=True,
-        )
+        edited = CronEntry(**{field: cleaned.get(field, getattr(self.instance, field)) for field in DEFINITION_FIELDS})
+        definition = cron.build_definition(cron.members_of(edited), is_json=True)
         cleaned.update(args=definition.args, kwargs=definition.kwargs, job=definition.job)
 
 

@@ -35,10 +35,12 @@ from .signatures import signature_of
 JOB_MEMBERS = ("retry", "reserve_for", "priority", "backtrace", "custom")
 """Job members that an entry may set if its jobtype is not a task of this project, as in PUSH."""
 
-POLICIES = {"missed": "once", "window": 86_400, "overlap": "allow"}
-"""Default policies of an entry."""
+DEFAULTS: dict[str, Any] = {
+    "queue": "", "args": [], "kwargs": {}, "job": {}, "missed": "once", "window": 86_400, "overlap": "allow",
+}  # fmt: skip
+"""What an entry of the settings, the admin or the API may leave out, besides its zone."""
 
-_KEYS = ("schedule", "zone", "task", "jobtype", "queue", "args", "kwargs", "job", "missed", "window", "overlap")
+_KEYS = ("schedule", "zone", "task", "jobtype", *DEFAULTS)
 
 
 def sync(*, using: str) -> None:
@@ -110,53 +112,38 @@ def define_from_settings(name: object, entry: object) -> CronDefinition:
             raise InvalidCron(str(key), "no such key; known: %(known)s", known=", ".join(_KEYS))
     if ("task" in entry) == ("jobtype" in entry):
         raise InvalidCron("task or jobtype", 'expected either "task", one of this project, or "jobtype", any worker\'s')
-    return build_definition(
-        name=name,
-        schedule=entry.get("schedule"),
-        zone=entry.get("zone") or settings.TIME_ZONE,
-        jobtype=entry["task"] if "task" in entry else entry["jobtype"],
-        queue=entry.get("queue", ""),
-        args=entry.get("args", []),
-        kwargs=entry.get("kwargs", {}),
-        job=entry.get("job", {}),
-        policies={key: entry.get(key, default) for key, default in POLICIES.items()},
-        must_be_task="task" in entry,
-    )
+    members = {**entry, "name": name, "zone": entry.get("zone") or settings.TIME_ZONE}
+    if "task" in entry:
+        members["jobtype"] = entry["task"]
+    return build_definition(members, must_be_task="task" in entry)
 
 
 def build_definition(
-    *,
-    name: object,
-    schedule: object,
-    zone: object,
-    jobtype: Any,
-    queue: Any,
-    args: Any,
-    kwargs: Any,
-    job: Any,
-    policies: Mapping[str, Any],
-    must_be_task: bool = False,
-    is_json: bool = False,
+    members: Mapping[str, Any], *, must_be_task: bool = False, is_json: bool = False
 ) -> CronDefinition:
-    """Return a validated entry; its job is a task's call if a task has this name.
+    """Return the validated entry with these members, named as in the settings; `jobtype` may name a task.
 
-    Other jobtypes get the job that a client would push. `must_be_task`: reject other jobtypes. `is_json`: args and
-    kwargs are already encoded as in a job. Raises InvalidCron.
+    Its job is a task's call if a task has this name; other jobtypes get the job that a client would push.
+    `must_be_task`: reject other jobtypes. `is_json`: args and kwargs are already encoded as in a job. Raises
+    InvalidCron.
     """
+    members = {"zone": settings.TIME_ZONE, **DEFAULTS, **members}
+    schedule, zone, jobtype = members.get("schedule"), members["zone"], members["jobtype"]
+    args, kwargs, job = members["args"], members["kwargs"], members["job"]
     Schedule.of(schedule, zone)
-    check_policies(policies["missed"], policies["window"], policies["overlap"])
+    check_policies(members["missed"], members["window"], members["overlap"])
     task = find_registered(jobtype) if isinstance(jobtype, str) else None
     if must_be_task and task is None:
         raise InvalidCron("task", "no task of this project is called %(name)s", name=quoted(jobtype))
     definition = CronDefinition(
-        name=_check_name(name),
+        name=_check_name(members["name"]),
         schedule=str(schedule),
         zone=str(zone),
         jobtype=str(jobtype),
-        queue=_check_queue(queue, task),
-        missed=str(policies["missed"]),
-        window_s=policies["window"],
-        overlap=str(policies["overlap"]),
+        queue=_check_queue(members["queue"], task),
+        missed=str(members["missed"]),
+        window_s=members["window"],
+        overlap=str(members["overlap"]),
     )
     if task is not None:
         return _build_task_definition(definition, task, args, kwargs, job, is_json=is_json)
@@ -167,6 +154,13 @@ def build_definition(
             name=quoted(jobtype),
         )
     return _build_foreign_definition(definition, jobtype, args, job)
+
+
+def members_of(entry: CronEntry) -> dict[str, Any]:
+    """Return the members that `build_definition` would build this entry from. Raises InvalidCron."""
+    members: dict[str, Any] = {field: getattr(entry, field) for field in CronDefinition._fields}
+    members["window"] = members.pop("window_s")
+    return members | {field: decode_member(field, members[field]) for field in ("args", "kwargs", "job")}
 
 
 def decode_member(field: str, text: str) -> Any:

@@ -137,8 +137,7 @@ def test_a_wrong_call_shows_no_redacted_value(settings):
         lambda: task(queue_name="mial", name="calls.misspelt")(task_function),
         lambda: cron.define_from_task(tasks.noop, Cron("@daily", queue="mial")),
         lambda: cron.build_definition(
-            name="a", schedule="@daily", zone="UTC", jobtype=tasks.noop.jobtype, queue="mial", args=[], kwargs={},
-            job={}, policies=cron.POLICIES,
+            {"name": "a", "schedule": "@daily", "jobtype": tasks.noop.jobtype, "queue": "mial"}
         ),
     ],
     ids=["using", "decorator", "cron of a task", "cron of settings"],

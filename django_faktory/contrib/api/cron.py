@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any, ClassVar
 
-from django.conf import settings
 from django.db import IntegrityError, transaction
 from rest_framework import status
 from rest_framework.exceptions import ValidationError
@@ -29,7 +28,6 @@ from .problems import WrongState
 # As many as the admin shows on the page of an entry.
 NEXT_TIMES = 5
 RUNS_SHOWN = 50
-_DEFAULTS: dict[str, Any] = {"queue": "", "args": [], "kwargs": {}, "job": {}, **cron.POLICIES}
 
 
 class CronEntries(Resource):
@@ -56,9 +54,7 @@ class CronEntries(Resource):
         Validated like an entry defined in code.
         """
         values, using = self.read_input(inputs.NewCronSerializer), get_alias()
-        # With the defaults that entries in code have, so that both kinds behave alike.
-        definition = _check_definition({**_DEFAULTS, "zone": settings.TIME_ZONE, **values})
-        entry = CronEntry(**definition._asdict())
+        entry = CronEntry(**_check_definition(values)._asdict())
         name_taken = WrongState(f"name: a cron entry is called {entry.name!r:.80} already")
         if CronEntry.objects.using(using).filter(name=entry.name).exists():
             raise name_taken
@@ -84,10 +80,10 @@ class CronEntries(Resource):
         if entry.origin == CronEntry.EntryOrigin.CODE:
             raise WrongState(f"{entry.name}: is defined in code; change it there")
         if not values:
-            raise ValidationError(f"expected one of {', '.join(('schedule', 'zone', 'jobtype', *_DEFAULTS))}")
+            raise ValidationError(f"expected one of {', '.join(('schedule', 'zone', 'jobtype', *cron.DEFAULTS))}")
         _refuse_to_reveal(entry, values)
         # The whole definition is checked again: a new jobtype may not accept the stored arguments.
-        for field, value in _check_definition({**_get_definition(entry), **values})._asdict().items():
+        for field, value in _check_definition({**cron.members_of(entry), **values})._asdict().items():
             setattr(entry, field, value)
         cron_entries.save(entry, using=get_alias())
         self.record(entry, f"Edited {', '.join(sorted(values))}")
@@ -180,9 +176,7 @@ class CronEntries(Resource):
 def _check_definition(values: dict[str, Any]) -> cron_entries.CronDefinition:
     """Return the checked definition, with the rules of the admin's form. Raises InvalidCron."""
     base.import_tasks()  # the web process may not have imported the tasks
-    policies = {key: values[key] for key in ("missed", "window", "overlap")}
-    fields = ("name", "schedule", "zone", "jobtype", "queue", "args", "kwargs", "job")
-    return cron.build_definition(**{field: values[field] for field in fields}, policies=policies, is_json=True)
+    return cron.build_definition(values, is_json=True)
 
 
 def _refuse_to_reveal(entry: CronEntry, values: Mapping[str, Any]) -> None:
@@ -195,10 +189,3 @@ def _refuse_to_reveal(entry: CronEntry, values: Mapping[str, Any]) -> None:
         raise WrongState(
             f"jobtype: expected {' and '.join(sorted(unchanged))} with it: FAKTORY['REDACT'] hides arguments"
         )
-
-
-def _get_definition(entry: CronEntry) -> dict[str, Any]:
-    """Return the definition of an entry, with the API's member names."""
-    columns = {field: getattr(entry, field) for field in ("name", "schedule", "zone", "jobtype", "queue", "missed")}
-    decoded = {field: cron.decode_member(field, getattr(entry, field)) for field in ("args", "kwargs", "job")}
-    return {**columns, **decoded, "window": entry.window_s, "overlap": entry.overlap}

@@ -9,11 +9,10 @@ from collections.abc import Iterable
 from typing import Any
 from urllib.parse import unquote, urlsplit
 
+import redis
+import redis.asyncio
 from redis import Redis, RedisCluster
-from redis import asyncio as async_redis
 from redis.backoff import NoBackoff
-from redis.retry import Retry
-from redis.sentinel import Sentinel
 
 from ...core.logs import get_logger
 from .errors import UnusableServer
@@ -45,40 +44,31 @@ def connect(url: str) -> Redis:
 
     Nothing is sent yet, except to a cluster or a Sentinel.
     """
-    scheme = check_url(url)
-    # redis-py must not retry by itself: a command that is sent twice may create two jobs.
-    options = {**_OPTIONS, "retry": Retry(NoBackoff(), 0)}
     try:
-        if scheme == CLUSTER:
-            client: Any = RedisCluster.from_url(_usable_url(url), **options)
-        elif scheme == SENTINEL:
-            hosts, name, master_options = _parse_sentinel_url(url)
-            client = Sentinel(hosts, sentinel_kwargs=dict(_OPTIONS)).master_for(name, **{**options, **master_options})
-        else:
-            client = Redis.from_url(_usable_url(url), **options)
+        client: Redis = _connect(url, redis)
     except REDIS_ERRORS as error:
         raise unavailable(error) from error
-    typed_client: Redis = client
-    return typed_client
+    return client
 
 
-def connect_async(url: str) -> async_redis.Redis:
+def connect_async(url: str) -> redis.asyncio.Redis:
     """Return a client for asyncio; otherwise like `connect`."""
-    scheme = check_url(url)
-    from redis.asyncio.retry import Retry as AsyncRetry  # has the same name as the synchronous class
-    from redis.asyncio.sentinel import Sentinel as AsyncSentinel
+    client: redis.asyncio.Redis = _connect(url, redis.asyncio)
+    return client
 
-    options = {**_OPTIONS, "retry": AsyncRetry(NoBackoff(), 0)}
+
+def _connect(url: str, library: Any) -> Any:
+    """Return a client of `redis` or `redis.asyncio`, which have the same names."""
+    scheme = check_url(url)
+    # redis-py must not retry by itself: a command that is sent twice may create two jobs.
+    options = {**_OPTIONS, "retry": library.retry.Retry(NoBackoff(), 0)}
     if scheme == CLUSTER:
-        cluster: Any = async_redis.RedisCluster.from_url(_usable_url(url), **options)
-        return cluster  # type: ignore[no-any-return]
+        return library.RedisCluster.from_url(_usable_url(url), **options)
     if scheme == SENTINEL:
         hosts, name, master_options = _parse_sentinel_url(url)
-        master: async_redis.Redis = AsyncSentinel(hosts, sentinel_kwargs=dict(_OPTIONS)).master_for(
-            name, **{**options, **master_options}
-        )
-        return master
-    return async_redis.Redis.from_url(_usable_url(url), **options)
+        sentinel = library.Sentinel(hosts, sentinel_kwargs=dict(_OPTIONS))
+        return sentinel.master_for(name, **{**options, **master_options})
+    return library.Redis.from_url(_usable_url(url), **options)
 
 
 def _usable_url(url: str) -> str:

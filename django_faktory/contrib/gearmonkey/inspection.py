@@ -89,14 +89,13 @@ def read_served_functions(redis: Redis) -> list[FunctionStatus]:
 
 def _read_all(redis: Redis, fns: list[str]) -> list[FunctionStatus]:
     now = redis.time(**_nodes(redis)[0])[0]
-    return [_read_safely(redis, fn, now) for fn in fns]
-
-
-def _read_safely(redis: Redis, fn: str, now: int) -> FunctionStatus:
-    try:
-        return _read_function(redis, fn, now)
-    except ResponseError as error:  # another client wrote this key; show the other functions anyway
-        return FunctionStatus(fn, "–", [], {}, 0, 0, 0, [], trouble=str(error))
+    functions = []
+    for fn in fns:
+        try:
+            functions.append(_read_function(redis, fn, now))
+        except ResponseError as error:  # another client wrote this key; show the other functions anyway
+            functions.append(FunctionStatus(fn, "–", [], {}, 0, 0, 0, [], trouble=str(error)))
+    return functions
 
 
 def _nodes(redis: Redis) -> list[dict[str, Any]]:

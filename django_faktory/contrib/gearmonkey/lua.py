@@ -356,61 +356,39 @@ return 2
 Returns 0 if the job is not lost, 1 if it is noted as lost, 2 if it was queued again.
 """
 
+# Each takes the function's name, and the id or priority where the key has one.
+uid_key = "uid:{}".format
+"""Counter of the function's job ids."""
 
-def uid_key(fn: str) -> str:
-    """Counter of the function's job ids."""
-    return f"uid:{fn}"
+count_key = "count:{}".format
+"""Counter of the function's workers, as accurate as the peers keep it."""
 
+job_key = "job:{}:{}".format
+"""Hash of one job."""
 
-def count_key(fn: str) -> str:
-    """Counter of the function's workers, as accurate as the peers keep it."""
-    return f"count:{fn}"
+lock_key = "lock:{}:{}".format
+"""List on which blocking clients wait."""
 
+queue_key = "queue:{}:{}".format
+"""List of ids; for "scheduled" a sorted set."""
 
-def job_key(fn: str, id: int | str) -> str:
-    """Hash of one job."""
-    return f"job:{fn}:{id}"
+channel = "channel:{}".format
+"""Channel of the function's events."""
 
+lease_key = "gm:lease:{}".format
+"""Own key: the jobs that our workers hold, scored by the end of the lease."""
 
-def lock_key(fn: str, id: int | str) -> str:
-    """List on which blocking clients wait."""
-    return f"lock:{fn}:{id}"
+held_key = "gm:held:{}".format
+"""Own key: the jobs with a row, scored by the end of the gateway's lease."""
 
+meta_key = "gm:meta:{}:{}".format
+"""Own key: worker, attempt, origin, deaths and token of a job."""
 
-def queue_key(fn: str, prio: str) -> str:
-    """List of ids; for "scheduled" a sorted set."""
-    return f"queue:{fn}:{prio}"
+registry_key = "gm:workers:{}".format
+"""Own key: our live workers, scored by the time at which they count as dead."""
 
-
-def channel(fn: str) -> str:
-    """Channel of the function's events."""
-    return f"channel:{fn}"
-
-
-def lease_key(fn: str) -> str:
-    """Own key: the jobs that our workers hold, scored by the end of the lease."""
-    return f"gm:lease:{fn}"
-
-
-def held_key(fn: str) -> str:
-    """Own key: the jobs with a row, scored by the end of the gateway's lease."""
-    return f"gm:held:{fn}"
-
-
-def meta_key(fn: str, id: int | str) -> str:
-    """Own key: worker, attempt, origin, deaths and token of a job."""
-    return f"gm:meta:{fn}:{id}"
-
-
-def registry_key(fn: str) -> str:
-    """Own key: our live workers, scored by the time at which they count as dead."""
-    return f"gm:workers:{fn}"
-
-
-def audit_key(fn: str) -> str:
-    """Own key: the jobs that look lost, scored by the time at which they were first found."""
-    return f"gm:audit:{fn}"
-
+audit_key = "gm:audit:{}".format
+"""Own key: the jobs that look lost, scored by the time at which they were first found."""
 
 FUNCTIONS_KEY = "gm:functions"
 """Own key: every function that our workers have served."""

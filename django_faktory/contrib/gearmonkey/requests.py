@@ -11,22 +11,7 @@ from dataclasses import dataclass
 from datetime import datetime
 from typing import Any, NamedTuple, TypeVar
 
-from redis.exceptions import (
-    BusyLoadingError,
-    ClusterDownError,
-    NoScriptError,
-    ReadOnlyError,
-    RedisClusterException,
-    RedisError,
-    ResponseError,
-    TryAgainError,
-)
-from redis.exceptions import (
-    ConnectionError as RedisConnectionError,
-)
-from redis.exceptions import (
-    TimeoutError as RedisTimeoutError,
-)
+from redis import exceptions
 
 from ...errors import BrokerUnavailable, JobNotFound
 from . import lua, protocol
@@ -38,17 +23,17 @@ SLICE_S = 1.0
 
 RETRY_DELAY_S = 0.1
 
-REDIS_ERRORS = (RedisError, RedisClusterException)
+REDIS_ERRORS = (exceptions.RedisError, exceptions.RedisClusterException)
 """All base classes of redis-py's errors: RedisClusterException is not a RedisError."""
 
 UNREACHABLE_ERRORS = (
-    RedisConnectionError,
-    RedisTimeoutError,
-    BusyLoadingError,
-    ReadOnlyError,
-    ClusterDownError,
-    TryAgainError,
-    RedisClusterException,  # no node can be reached
+    exceptions.ConnectionError,
+    exceptions.TimeoutError,
+    exceptions.BusyLoadingError,
+    exceptions.ReadOnlyError,
+    exceptions.ClusterDownError,
+    exceptions.TryAgainError,
+    exceptions.RedisClusterException,  # no node can be reached
 )
 """Errors of a server that is temporarily unreachable or changing its role."""
 
@@ -213,7 +198,7 @@ def run_script(script: Script, keys: Iterable[str], *args: Any) -> Steps[Any]:
     call = (len(keys), *keys, *args)
     try:
         return (yield ("EVALSHA", script.digest, *call))
-    except NoScriptError:
+    except exceptions.NoScriptError:
         return (yield ("EVAL", script.text, *call))
 
 
@@ -225,7 +210,7 @@ def unavailable(error: Exception) -> BrokerUnavailable:
 def _has_ended(fn: str, id_: int) -> Steps[bool]:
     try:
         status = yield ("HGET", lua.job_key(fn, id_), "status")
-    except ResponseError as error:
+    except exceptions.ResponseError as error:
         if "WRONGTYPE" in str(error):
             raise GearMonkeyError(f"job {fn}:{id_} cannot be read: {error}") from error
         raise
