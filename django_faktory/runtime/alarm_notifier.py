@@ -7,7 +7,6 @@ independent: each has its own records, claims and repetitions.
 from __future__ import annotations
 
 import json
-import threading
 import urllib.request
 from collections.abc import Callable, Mapping, Sequence
 from functools import partial
@@ -23,6 +22,7 @@ from ..operations.alarms import Alarm
 from ..operations.rows import AlarmRow
 from ..store import alarm_records, sharing
 from ..store.outages import of_this_node
+from .background_loops import Loop
 
 logger = get_logger(__name__)
 
@@ -37,15 +37,15 @@ SHOWN = 20
 """Alarms that one message lists."""
 
 
-class AlarmNotifier:
-    """The loop that sends messages; `run` is the target of a thread."""
+class AlarmNotifier(Loop):
+    """The loop that sends messages."""
 
     def __init__(
         self, alias: str, *, confirm_s: float = CONFIRM_S, pause_s: float = PAUSE_S, slow_s: float = alarms.SLOW_S
     ) -> None:
+        super().__init__()
         self._alias = alias
         self._confirm_s, self._pause_s, self._slow_s = confirm_s, pause_s, slow_s
-        self._stopping = threading.Event()
 
     def run(self) -> None:
         """Check for alarms every `EVERY_S` seconds until stopped."""
@@ -60,10 +60,6 @@ class AlarmNotifier:
             sharing.give_back()
             self._stopping.wait(EVERY_S)
         connections[self._alias].close()
-
-    def stop(self) -> None:
-        """End the loop soon. Safe from any thread and from a signal handler."""
-        self._stopping.set()
 
     def run_once(self) -> bool:
         """Send a message in each way in which one is due; return whether any was sent."""

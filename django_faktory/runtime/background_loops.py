@@ -6,8 +6,9 @@ Examples are maintenance, the outbox relay and the metrics flusher.
 from __future__ import annotations
 
 import threading
+from abc import ABC, abstractmethod
 from types import TracebackType
-from typing import Protocol, Self
+from typing import Self
 
 JOIN_S = 2.0
 """Seconds to wait for each thread at the end; the process ends without it after that."""
@@ -16,14 +17,19 @@ AFTER_CHECK_S = 0.05
 """Interval of the check whether a loop still has to wait for its `after` event."""
 
 
-class Loop(Protocol):
+class Loop(ABC):
     """A background loop: `run` is the target of a thread, `stop` makes it return soon."""
 
+    def __init__(self) -> None:
+        self._stopping = threading.Event()
+
+    @abstractmethod
     def run(self) -> None:
         """Loop until `stop` is called."""
 
     def stop(self) -> None:
-        """End the loop soon. Safe from any thread."""
+        """End the loop soon. Safe from any thread and from a signal handler."""
+        self._stopping.set()
 
 
 class BackgroundLoops:

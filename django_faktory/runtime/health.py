@@ -1,11 +1,12 @@
-"""Health checks that read the database: `check_alive`, `check_ready` and `check_alarms`.
+"""Health checks that read the database, and what probes have in common: their token and the form of the answer.
 
 The result of a check is "", or one line with the problem and its remedy.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import secrets
+from collections.abc import Callable, Mapping
 from datetime import UTC, datetime
 
 from django.db import Error, connections
@@ -21,6 +22,22 @@ from .await_migrations import APP_LABEL, find_missing
 
 OVERDUE_S = 30.0
 """Seconds that a due job may wait for maintenance, which runs once a second."""
+
+UNAUTHORIZED = "expected the header Authorization: Bearer <METRICS_TOKEN>"
+
+
+def is_authorized(authorization: str) -> bool:
+    """Return whether this `Authorization` header has METRICS_TOKEN, or no token is set."""
+    token = str(conf.get("METRICS_TOKEN"))
+    # In constant time: the duration of `==` depends on how much of the token is right.
+    return not token or secrets.compare_digest(authorization.encode(), f"Bearer {token}".encode())
+
+
+def answer(checks: Mapping[str, str]) -> tuple[int, dict[str, object]]:
+    """Return the HTTP status and the document of a probe with these results."""
+    is_ok = not any(checks.values())
+    results = {name: problem or "ok" for name, problem in checks.items()}
+    return (200 if is_ok else 503), {"status": "ok" if is_ok else "failing", "checks": results}
 
 
 def check_alive(*, using: str) -> dict[str, str]:

@@ -8,23 +8,22 @@ all nodes, from the database. There is no heartbeat row for each node, so that a
 from __future__ import annotations
 
 import json
-import secrets
 import select
 from collections.abc import Callable, Mapping
 from contextlib import suppress
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from socket import AF_INET, AF_INET6, SHUT_RDWR
-from threading import BoundedSemaphore, Event
+from threading import BoundedSemaphore
 from typing import Any, NamedTuple
 
 from django.db import connections
 
-from .. import conf
 from ..core.logs import get_logger
 from ..errors import FaktoryError
 from ..server.server import Server
 from ..worker.worker import Worker
 from . import health
+from .background_loops import Loop
 from .maintenance import Maintenance
 
 logger = get_logger(__name__)
@@ -121,15 +120,15 @@ def check_database(alias: str, *, works: bool) -> Checks:
     return Checks({}, ready)
 
 
-class Probes:
+class Probes(Loop):
     """A background loop that answers probes. Raises FaktoryError if it cannot listen on the address."""
 
     def __init__(self, address: tuple[str, int], *groups: Checks) -> None:
+        super().__init__()
         checks = {
             "/healthz": {name: check for group in groups for name, check in group.alive.items()},
             "/readyz": {name: check for group in groups for name, check in group.ready.items()},
         }
-        self._stopping = Event()
         # `http.server` reads address family and checks from class attributes, so each Probes has classes of its own.
         family = AF_INET6 if ":" in address[0] else AF_INET
         server_class = type("Listening", (_ProbeServer,), {"address_family": family})
@@ -140,7 +139,7 @@ class Probes:
             raise FaktoryError(
                 f"--health: cannot listen on {host}:{port}: {error.strerror or error}; choose another"
             ) from error
-        # Bounds `handle_request`, so that `run` notices a stop.
+        # Bounds `handle_request`, so that `run` notices a stop within this time.
         self._server.timeout = STOP_CHECK_S
         self.address: tuple[str, int] = self._server.server_address[:2]
 
@@ -150,10 +149,6 @@ class Probes:
         while not self._stopping.is_set():
             self._server.handle_request()
         self._server.server_close()
-
-    def stop(self) -> None:
-        """End the loop within `STOP_CHECK_S`. Safe from any thread."""
-        self._stopping.set()
 
 
 class _ProbeServer(ThreadingHTTPServer):
@@ -202,12 +197,9 @@ class _ProbeHandler(BaseHTTPRequestHandler):
     def do_GET(self) -> None:
         """Answer `/healthz` or `/readyz`, after a check of the token if one is set."""
         self.server.silent.pop(self.request, None)
-        token = str(conf.get("METRICS_TOKEN"))
-        authorization = self.headers.get("Authorization", "")
         checks = self.checks.get(self.path.partition("?")[0])
-        # In constant time: the duration of `==` depends on how much of the token is right.
-        if token and not secrets.compare_digest(authorization.encode(), f"Bearer {token}".encode()):
-            self._respond(401, {"status": "expected the header Authorization: Bearer <METRICS_TOKEN>"})
+        if not health.is_authorized(self.headers.get("Authorization", "")):
+            self._respond(401, {"status": health.UNAUTHORIZED})
         elif checks is None:
             self._respond(404, {"status": "expected /healthz or /readyz"})
         else:
@@ -215,10 +207,7 @@ class _ProbeHandler(BaseHTTPRequestHandler):
                 problems = {name: check() for name, check in checks.items()}
             finally:
                 connections.close_all()  # this thread ends with the request
-            is_healthy = not any(problems.values())
-            results = {name: problem or "ok" for name, problem in problems.items()}
-            document = {"status": "ok" if is_healthy else "failing", "checks": results}
-            self._respond(200 if is_healthy else 503, document)
+            self._respond(*health.answer(problems))
 
     do_HEAD = do_GET  # noqa: N815  (a name of `http.server`)
 

@@ -38,6 +38,7 @@ from ..store.outages import of_this_node
 from ..store.statistics import counter_rows, histograms
 from ..tasks import cron, limits
 from . import db_watchdog
+from .background_loops import Loop
 
 R = TypeVar("R")
 
@@ -104,7 +105,7 @@ class Step(NamedTuple):
         return self.work() is True
 
 
-class Maintenance:
+class Maintenance(Loop):
     """The maintenance loop.
 
     `on_lost` receives the wids of lost workers (a server closes their connections). `on_work` receives the queues that
@@ -120,12 +121,12 @@ class Maintenance:
         max_sleep_s: float = LONGEST_SLEEP_S,
         retry_after_s: float = AFTER_FAILURE_S,
     ) -> None:
+        super().__init__()
         self.alias = alias
         self._max_sleep_s = max_sleep_s
         self._retry_after_s = retry_after_s
         self._on_lost = on_lost or (lambda _: None)
         self._on_work = on_work or (lambda _: None)
-        self._stopping = threading.Event()
         self._alarm = threading.Event()  # ends the sleep; not an alarm of `operations.alarms`
         self._wake_at = math.inf
         self._next_job_due_at: float | None = None  # by the monotonic clock, as of the latest query
@@ -228,7 +229,7 @@ class Maintenance:
 
     def stop(self) -> None:
         """End the loop after the current step. Safe from any thread and from a signal handler."""
-        self._stopping.set()
+        super().stop()
         self._alarm.set()
 
     def wake_by(self, at: datetime) -> None:

@@ -6,7 +6,6 @@ An idle process writes nothing and has no connection. Metrics of a failed write 
 from __future__ import annotations
 
 import math
-import threading
 import time
 
 from django.db import connections
@@ -19,6 +18,7 @@ from ..operations.statistics import read
 from ..store import sharing
 from ..store.outages import of_this_node
 from ..store.statistics import histograms
+from .background_loops import Loop
 from .statsd import Statsd, format_job_counts, format_sizes
 
 logger = get_logger(__name__)
@@ -30,8 +30,8 @@ SIZES_EVERY_S = 30.0
 """Seconds between two reports of sizes to statsd."""
 
 
-class MetricsFlusher:
-    """Write the metrics of `recorder` in a loop; `run` is the target of a thread.
+class MetricsFlusher(Loop):
+    """Write the metrics of `recorder` in a loop.
 
     They are also sent to `statsd`, if given; with `sends_sizes` the sizes of queues and sets too.
     """
@@ -45,9 +45,9 @@ class MetricsFlusher:
         statsd: Statsd | None = None,
         sends_sizes: bool = False,
     ) -> None:
+        super().__init__()
         self._alias, self._recorder, self._every_s, self._statsd = alias, recorder, every_s, statsd
         self._send_sizes_at = 0.0 if sends_sizes else math.inf
-        self._stopping = threading.Event()
 
     def run(self) -> None:
         """Write every `every_s` seconds, and once more when stopped."""
@@ -59,10 +59,6 @@ class MetricsFlusher:
         connections[self._alias].close()
         if self._statsd:
             self._statsd.close()
-
-    def stop(self) -> None:
-        """End the loop soon. Safe from any thread and from a signal handler."""
-        self._stopping.set()
 
     def write(self) -> None:
         """Write the metrics recorded since the last call; on an error keep them for the next call."""

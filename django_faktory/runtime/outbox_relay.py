@@ -5,14 +5,13 @@ Each node runs one loop. A lease keeps two nodes from sending the same rows.
 
 from __future__ import annotations
 
-import threading
-
 from django.db import connections
 
 from .. import brokers
 from ..brokers.outbox import TARGET_FAILURES, Outbox
 from ..core.logs import get_logger
 from ..store import sharing
+from .background_loops import Loop
 
 logger = get_logger(__name__)
 
@@ -22,12 +21,12 @@ LONGEST_PAUSE_S = 15.0
 """Longest pause in seconds while the target is unreachable."""
 
 
-class OutboxRelay:
-    """Loop that sends the entries; `run` is the target of a thread."""
+class OutboxRelay(Loop):
+    """Loop that sends the entries."""
 
     def __init__(self, outbox: Outbox) -> None:
+        super().__init__()
         self._outbox = outbox
-        self._stopping = threading.Event()
 
     def run(self) -> None:
         """Send every `EVERY_S` until stopped. While the target is unreachable, double the pause, up to a limit."""
@@ -45,10 +44,6 @@ class OutboxRelay:
         """Send all waiting entries; return False if some could not be sent."""
         results = [self._relay(alias) for alias in self._outbox.aliases]  # a list: one failure skips no alias
         return all(results)
-
-    def stop(self) -> None:
-        """End the loop after its current run. Safe in any thread and in a signal handler."""
-        self._stopping.set()
 
     def _relay(self, alias: str) -> bool:
         try:

@@ -5,11 +5,11 @@ There is no leader: each step may run twice without harm.
 
 from __future__ import annotations
 
-import threading
 import time
 
 from ...core.logs import get_logger
 from ...errors import FaktoryError
+from ...runtime.background_loops import Loop
 from .redis_worker import RedisWorker
 
 logger = get_logger(__name__)
@@ -19,15 +19,15 @@ SWEEP_EVERY_S = 2.0
 AUDIT_EVERY_S = 61.0
 
 
-class MaintenanceLoop:
-    """Loop of sweeps, and of audits if `audits`; `run` is the target of a thread."""
+class MaintenanceLoop(Loop):
+    """Loop of sweeps, and of audits if `audits`."""
 
     def __init__(self, redis_worker: RedisWorker, *, audits: bool = False, every_s: float = SWEEP_EVERY_S) -> None:
+        super().__init__()
         self._redis_worker = redis_worker
         self._audits = audits
         self._every_s = every_s
         self._audit_at = time.monotonic()
-        self._stopping = threading.Event()
 
     def run(self) -> None:
         """Sweep, and audit if enabled, until stopped."""
@@ -51,7 +51,3 @@ class MaintenanceLoop:
             logger.warning("the sweep waits for the server error=%s", error)
         except Exception:  # log and continue
             logger.exception("the sweep failed")
-
-    def stop(self) -> None:
-        """Stop the loop. May be called from any thread."""
-        self._stopping.set()

@@ -91,7 +91,7 @@ class Export:
         lists: dict[str, list[bytes]] = {}
         sets: dict[str, list[Entry]] = {}
         for row in new_rows:
-            raw = _encode_row(row)
+            raw = format_original(row)
             if row.state in _LISTED:
                 lists.setdefault(row.queue, []).append(raw)
             else:
@@ -123,14 +123,3 @@ class Export:
                 "priorities, locks, limits, results and the history of failures are known here only; numbers beyond "
                 "2^53 are rounded there"
             )
-
-
-def _encode_row(row: Job) -> bytes:
-    return format_original(
-        text=row.payload,
-        state=row.state,
-        created_at=row.created_at,
-        run_at=row.run_at,
-        failure=row.failure,
-        enqueued_at=row.enqueued_at,
-    )

@@ -1,4 +1,4 @@
-"""Convert a job between its form in the original's Redis and the values of a row, without access to either.
+"""Convert a job between its form in the original's Redis and the values of a row; sends no query.
 
 The job's text is stored as the original wrote it. Its record of earlier failures becomes columns, and text again on
 export.
@@ -17,6 +17,7 @@ from ...core.json.fields import ABSENT, integer, string
 from ...core.lifecycle import State
 from ...core.payloads import MAX_ERRTYPE_BYTES, JobPayload, cut, rfc3339
 from ...errors import InvalidPayload
+from ...models import Job
 
 QUEUE, WORKING = "queue", "working"
 
@@ -53,44 +54,37 @@ def parse_arrival(kind: str, name: str, raw: bytes, score: float) -> Arrival:
 
 
 def _build_arrival(kind: str, name: str, job: JobPayload, members: dict[str, str], score: float) -> Arrival:
-    failures, failure, errtype = _parse_failure(members)
+    failed = _parse_failure(members)
     if kind == QUEUE:
         # The row takes its queue from the job's text: do not move a job to another queue unnoticed.
         if job.queue != name:
             raise InvalidPayload(f"waits in the queue {name}, and says {job.queue}")
-        return Arrival(_with_at(job, None), State.ENQUEUED, None, failures, failure, errtype)
+        return Arrival(_with_at(job, None), State.ENQUEUED, None, *failed)
     moment = _parse_score(score)
     if kind == State.DEAD:
         # The score of a dead job is the end of its storage, not a time to run.
-        return Arrival(_with_at(job, None), State.DEAD, moment, failures, failure, errtype)
+        return Arrival(_with_at(job, None), State.DEAD, moment, *failed)
     # A job in progress is scheduled for the end of its reservation: until then its worker may still finish it.
-    state = State.RETRIES if kind == State.RETRIES or (kind == WORKING and failures) else State.SCHEDULED
-    return Arrival(_with_at(job, moment), state, None, failures, failure, errtype)
+    state = State.RETRIES if kind == State.RETRIES or (kind == WORKING and failed[0]) else State.SCHEDULED
+    return Arrival(_with_at(job, moment), state, None, *failed)
 
 
-def format_original(
-    *,
-    text: str,
-    state: str,
-    created_at: datetime,
-    run_at: datetime | None,
-    failure: str,
-    enqueued_at: datetime | None,
-) -> bytes:
+def format_original(row: Job) -> bytes:
     """Return a job as the original would have written it: its text plus the columns' values."""
+    text, state, run_at = row.payload, row.state, row.run_at
     extra_members: list[tuple[str, str]] = []
     members = jsontext.members(text)
     if "created_at" not in members:
-        extra_members.append(("created_at", f'"{rfc3339(created_at)}"'))
+        extra_members.append(("created_at", f'"{rfc3339(row.created_at)}"'))
     # The column decides when the job runs; the `at` of the stored text may differ from it.
     if state == State.SCHEDULED and run_at is not None:
         members.pop("at", None)
         text = jsontext.join(members.items())
         extra_members.append(("at", f'"{rfc3339(run_at)}"'))
-    if state in (State.ENQUEUED, State.BLOCKED) and enqueued_at is not None:
-        extra_members.append(("enqueued_at", f'"{rfc3339(enqueued_at)}"'))
-    if failure:
-        values = jsontext.members(failure)
+    if state in (State.ENQUEUED, State.BLOCKED) and row.enqueued_at is not None:
+        extra_members.append(("enqueued_at", f'"{rfc3339(row.enqueued_at)}"'))
+    if row.failure:
+        values = jsontext.members(row.failure)
         if state == State.RETRIES and run_at is not None:
             values["next_at"] = f'"{rfc3339(run_at)}"'
         extra_members.append(("failure", jsontext.join(values.items())))

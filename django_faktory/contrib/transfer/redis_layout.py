@@ -13,12 +13,11 @@ from contextlib import contextmanager
 from typing import Any, NamedTuple
 
 from redis import Redis
-from redis.exceptions import ConnectionError as RedisConnectionError
 from redis.exceptions import RedisError, ResponseError
-from redis.exceptions import TimeoutError as RedisTimeoutError
 
-from ...errors import BrokerUnavailable, FaktoryError
+from ...errors import FaktoryError
 from ..gearmonkey.address import PLAIN, check_url, close, connect
+from ..gearmonkey.requests import UNREACHABLE_ERRORS, unavailable
 
 SCHEDULED, RETRIES, DEAD, WORKING = "scheduled", "retries", "dead", "working"
 SETS = (SCHEDULED, RETRIES, DEAD, WORKING)
@@ -222,7 +221,7 @@ def has_own_key(queue: str, layout: str) -> bool:
 def _translate_errors() -> Iterator[None]:
     try:
         yield
-    except (RedisConnectionError, RedisTimeoutError) as error:
-        raise BrokerUnavailable(f"Redis unavailable: {error}") from error
+    except UNREACHABLE_ERRORS as error:
+        raise unavailable(error) from error
     except RedisError as error:
         raise UnusableRedis(f"Redis refused a command: {error}") from error

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import asdict, dataclass, field
 from typing import Any
 
 MAX_REASONS = 20
@@ -29,14 +29,7 @@ class Counts:
 
     def as_json(self) -> dict[str, Any]:
         """Return the counts as a dict for JSON."""
-        return {
-            "kind": self.kind,
-            "name": self.name,
-            "found": self.found,
-            "moved": self.moved,
-            "moved_before": self.moved_before,
-            "left": self.left,
-        }
+        return asdict(self) | {"left": self.left}
 
 
 @dataclass
