@@ -12,7 +12,6 @@ from functools import reduce
 from operator import or_
 from typing import TYPE_CHECKING, Any, ClassVar, Self
 
-from django.conf import settings
 from django.core.checks import CheckMessage
 from django.db import models
 from django.db.backends.base.base import BaseDatabaseWrapper
@@ -287,9 +286,7 @@ def _moment(age: Age | timedelta) -> Any:
         age = timedelta(seconds=age)
     if isinstance(age, timedelta):
         return Now() - age
-    if timezone.is_naive(age) == settings.USE_TZ:
-        return timezone.make_aware(age) if settings.USE_TZ else timezone.make_naive(age)
-    return age
+    return timezone.make_aware(age) if timezone.is_naive(age) else age
 
 
 def _pattern(name: str) -> Pattern:

@@ -12,8 +12,6 @@ from functools import partial
 from operator import attrgetter
 from typing import Any, ClassVar
 
-from django.utils import timezone
-
 from ..core.cron import RunOutcome
 from ..core.lifecycle import State
 from ..core.limits import rate_text
@@ -28,8 +26,7 @@ def time_of(moment: datetime | str | None) -> str | None:
     """Return a time as RFC 3339 in UTC."""
     if moment is None or isinstance(moment, str):
         return moment or None
-    # Without USE_TZ, Django's times are naive and local.
-    return rfc3339(timezone.make_aware(moment) if timezone.is_naive(moment) else moment)
+    return rfc3339(moment)
 
 
 _CONVERTED: dict[str, Callable[[Any], Any]] = {"time": time_of, "choice": str}

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from functools import partial
 
 from .. import conf
@@ -52,10 +52,24 @@ def read(*, using: str, limit: int = MAX_EXPORTED) -> ExportedStatistics:
     alarm_counts = dict.fromkeys(sorted(alarms.KINDS), 0.0)
     for alarm in alarms.read(using=using):
         alarm_counts[alarm.kind] += 1
-    return replace(_select(counts, series, limit), alarms=alarm_counts)
+    queues, latencies, paused = _select(counts, limit)
+    return ExportedStatistics(
+        queues=queues,
+        latencies=latencies,
+        paused=paused,
+        sets=counts.sets,
+        workers=counts.workers,
+        batches=counts.batches,
+        processed=counts.totals["processed"],
+        failed=counts.totals["failed"],
+        late=counts.totals["late"],
+        alarms=alarm_counts,
+        series=series,
+    )
 
 
-def _select(counts: AllCounts, series: dict[tuple[str, str], Series], limit: int) -> ExportedStatistics:
+def _select(counts: AllCounts, limit: int) -> tuple[dict[str, float], dict[str, float], dict[str, float]]:
+    """Return size, latency and pause of the exported queues."""
     sizes, latencies = counts.queues, {name: found.latency_s for name, found in counts.waiting.items()}
     if len(sizes) <= limit:
         names = list(sizes)
@@ -64,27 +78,11 @@ def _select(counts: AllCounts, series: dict[tuple[str, str], Series], limit: int
         by_age = sorted(latencies, key=lambda name: (-latencies[name], name))
         # The halves may overlap; the largest queues fill the places that remain.
         names = list(dict.fromkeys([*by_size[: limit // 2], *by_age[: limit // 2], *by_size]))[:limit]
-    exported_statistics = ExportedStatistics(
-        queues={name: sizes[name] for name in names},
-        latencies={name: latencies.get(name, 0.0) for name in names},
-        paused={name: float(name in counts.paused) for name in names},
-        sets=counts.sets,
-        workers=counts.workers,
-        batches=counts.batches,
-        processed=counts.totals["processed"],
-        failed=counts.totals["failed"],
-        late=counts.totals["late"],
-        series=series,
-    )
-    if len(names) == len(sizes):
-        return exported_statistics
-    exported_names = frozenset(names)
-    return replace(
-        exported_statistics,
-        queues={**exported_statistics.queues, OTHER: sum(sizes.values()) - sum(exported_statistics.queues.values())},
-        latencies={
-            **exported_statistics.latencies,
-            OTHER: max((age for name, age in latencies.items() if name not in exported_names), default=0.0),
-        },
-        paused={**exported_statistics.paused, OTHER: float(len(counts.paused - exported_names))},
-    )
+    exported = {name: float(sizes[name]) for name in names}
+    ages = {name: latencies.get(name, 0.0) for name in names}
+    paused = {name: float(name in counts.paused) for name in names}
+    if others := sizes.keys() - exported:
+        exported[OTHER] = sum(sizes[name] for name in others)
+        ages[OTHER] = max((latencies.get(name, 0.0) for name in others), default=0.0)
+        paused[OTHER] = len(counts.paused - set(names))
+    return exported, ages, paused

@@ -45,8 +45,7 @@ class Period(NamedTuple):
 
     def starts(self, now: datetime) -> list[datetime]:
         """Return the beginnings of its intervals; the last one contains `now`."""
-        local = timezone.localtime(now) if timezone.is_aware(now) else now
-        minute = local.replace(second=0, microsecond=0)
+        minute = timezone.localtime(now).replace(second=0, microsecond=0)
         if self.interval >= timedelta(days=1):
             last = minute.replace(hour=0, minute=0)
         elif self.interval >= timedelta(hours=1):
@@ -54,7 +53,7 @@ class Period(NamedTuple):
         else:
             last = minute - timedelta(minutes=minute.minute % (self.interval // timedelta(minutes=1)))
         intervals_ago = range(self.length // self.interval - 1, -1, -1)
-        if self.interval >= timedelta(days=1) or timezone.is_naive(now):
+        if self.interval >= timedelta(days=1):
             return [last - self.interval * count for count in intervals_ago]
         # In UTC: an hour of local time may be missing or come twice.
         return [timezone.localtime(last.astimezone(UTC) - self.interval * count) for count in intervals_ago]

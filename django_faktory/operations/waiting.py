@@ -202,7 +202,4 @@ def _count_ahead(job: Job, jobs: JobQuerySet, using: str) -> str:
 
 
 def _format_time(moment: datetime | None) -> str:
-    if moment is None:
-        return "–"
-    local = timezone.localtime(moment) if timezone.is_aware(moment) else moment
-    return date_format(local, "Y-m-d H:i:s T", use_l10n=False)
+    return "–" if moment is None else date_format(timezone.localtime(moment), "Y-m-d H:i:s T", use_l10n=False)

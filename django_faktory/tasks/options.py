@@ -124,18 +124,6 @@ def _is_limit(value: Any) -> bool:
         return False
 
 
-def _if_unique(value: str, task: Any, *_: Any) -> str | None:
-    return value if task.unique_for is not None else None
-
-
-def _unless_empty(value: str, *_: Any) -> str | None:
-    return value or None
-
-
-def _convert_track(value: bool, *_: Any) -> int | None:
-    return 1 if value else None  # a number, as the protocol has it (W27)
-
-
 def _convert_lock(value: Any, _: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) -> str | bool:
     key: str | bool | None = value(*args, **kwargs) if callable(value) else value
     # A lock of None opts out of LOCKET as well, which only `false` does (docs/locks.md).
@@ -194,11 +182,17 @@ OPTIONS: dict[str, TaskOption] = {
     ),
     "unique_for": TaskOption(_is_duration, _DURATION, member="unique_for"),
     "unique_until": TaskOption(
-        lambda value: value in ("success", "start"), '"success" or "start"', member="unique_until", convert=_if_unique
+        lambda value: value in ("success", "start"),
+        '"success" or "start"',
+        member="unique_until",
+        convert=lambda value, task, *_: value if task.unique_for is not None else None,
     ),
     "expires_in": TaskOption(_is_duration, _DURATION, member="expires_in"),
-    "track": TaskOption(_is_flag, _FLAG, member="track", convert=_convert_track),
-    "about": TaskOption(lambda value: isinstance(value, str), "a text", member="about", convert=_unless_empty),
+    # A number, as the protocol has it (W27).
+    "track": TaskOption(_is_flag, _FLAG, member="track", convert=lambda value, *_: 1 if value else None),
+    "about": TaskOption(
+        lambda value: isinstance(value, str), "a text", member="about", convert=lambda value, *_: value or None
+    ),
     "lock": TaskOption(
         # `is`, not `==`: 1 equals True, and is no key.
         lambda value: value is True or _is_key(value),

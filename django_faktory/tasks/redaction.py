@@ -138,9 +138,3 @@ def _call(setting: str, jobtype: str, text: str) -> str:
             )
         return jsontext.encode(HIDDEN)
     return redacted
-
-
-def __getattr__(name: str) -> Any:
-    if name == "shown":
-        raise AttributeError(f"{__name__}.shown is called redact_arguments now")
-    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
