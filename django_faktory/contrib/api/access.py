@@ -10,7 +10,7 @@ import time
 from typing import Any
 
 from django.core.cache import cache
-from rest_framework.permissions import BasePermission
+from rest_framework.permissions import IsAuthenticated
 from rest_framework.request import Request
 from rest_framework.settings import api_settings
 from rest_framework.throttling import BaseThrottle, UserRateThrottle
@@ -28,15 +28,7 @@ _VERBS = {
 }  # fmt: skip
 
 
-class IsLoggedIn(BasePermission):
-    """Require a logged-in user, whatever the user's permissions are."""
-
-    def has_permission(self, request: Request, view: APIView) -> bool:  # noqa: ARG002
-        """Reject anonymous requests, so that they cannot even find out which resources exist."""
-        return bool(request.user and request.user.is_authenticated)
-
-
-class HasActionPermission(IsLoggedIn):
+class HasActionPermission(IsAuthenticated):
     """Require the permission of the requested action on the view's resource, or the one that its `needs` names."""
 
     def has_permission(self, request: Request, view: APIView) -> bool:
@@ -44,6 +36,7 @@ class HasActionPermission(IsLoggedIn):
 
         Returns True if the view has no such action: the answer is then 405, which reveals no data.
         """
+        # Anonymous users cannot even find out which resources exist.
         if not super().has_permission(request, view):
             return False
         action = getattr(view, "action", None)

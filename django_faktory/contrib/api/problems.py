@@ -24,7 +24,6 @@ logger = get_logger(__name__)
 MEDIA_TYPE = "application/problem+json"
 KIND = "urn:django-faktory:problem:"
 
-_INVALID = (errors.InvalidCron, errors.InvalidPayload, InvalidLimit, InvalidTask)
 # The kinds are part of the API: docs/api.md lists them, and a test compares both.
 _PACKAGE_PROBLEMS: list[tuple[type[Exception] | tuple[type[Exception], ...], int, str, str]] = [
     (errors.InvalidQuery, 400, "invalid-query", "The query cannot be read"),

@@ -9,9 +9,9 @@ from typing import Any
 
 from django.urls import include, path
 from drf_spectacular.views import SpectacularAPIView
+from rest_framework.permissions import IsAuthenticated
 from rest_framework.routers import APIRootView, DefaultRouter
 
-from .access import IsLoggedIn
 from .base import ApiView
 from .batches import Batches
 from .cron import CronEntries
@@ -40,7 +40,7 @@ RESOURCES: dict[str, Any] = {
 class Root(ApiView, APIRootView):
     """Jobs, queues, workers, batches, cron entries, limits, locks, statistics and alarms."""
 
-    permission_classes = (IsLoggedIn,)
+    permission_classes = (IsAuthenticated,)
     schema: Any = None
 
 
@@ -56,7 +56,7 @@ class OpenApi(ApiView, SpectacularAPIView):
 
     # YAML or JSON, unlike the resources.
     renderer_classes = SpectacularAPIView.renderer_classes
-    permission_classes = (IsLoggedIn,)
+    permission_classes = (IsAuthenticated,)
     urlconf: Any = "django_faktory.contrib.api.urls"
     schema: Any = None
     # Own settings: those of the project describe its other APIs.
