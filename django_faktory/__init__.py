@@ -6,8 +6,9 @@ settings (`task`, `push`, `Batch`, `Cron`, …) are imported on first use.
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
+from .core.lazy_names import import_on_use
 from .errors import (
     BatchClosed,
     Discard,
@@ -49,27 +50,14 @@ __all__ = [
 ]
 __version__ = "1.0.0rc1"
 
-
-def __getattr__(name: str) -> Any:
-    # On first use: these modules import the Tasks API and read Django's settings, which may not be ready before.
-    if name in ("JobContext", "task"):
-        from .tasks import base
-
-        return getattr(base, name)
-    if name == "Cron":
-        from .core.cron import Cron
-
-        return Cron
-    if name in ("apush", "push"):
-        from .tasks import external
-
-        return getattr(external, name)
-    if name == "Middleware":
-        from .tasks.middleware import Middleware
-
-        return Middleware
-    if name == "Batch":
-        from .tasks.batch import Batch
-
-        return Batch
-    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+# These modules import the Tasks API and read Django's settings, which may not be ready before.
+__getattr__ = import_on_use(
+    __name__,
+    {
+        "core.cron": ("Cron",),
+        "tasks.base": ("JobContext", "task"),
+        "tasks.batch": ("Batch",),
+        "tasks.external": ("apush", "push"),
+        "tasks.middleware": ("Middleware",),
+    },
+)

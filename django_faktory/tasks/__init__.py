@@ -5,18 +5,13 @@ Importable before Django's apps are ready: names are loaded on first use.
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
+
+from ..core.lazy_names import import_on_use
 
 if TYPE_CHECKING:
     from .base import JobContext, task
 
 __all__ = ["JobContext", "task"]
 
-
-def __getattr__(name: str) -> Any:
-    # `base` needs the Tasks API and Django's settings.
-    if name in __all__:
-        from . import base
-
-        return getattr(base, name)
-    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+__getattr__ = import_on_use(__name__, {"base": __all__})

@@ -5,8 +5,9 @@ Importable before Django's apps are ready, because settings name `testing.backen
 
 from __future__ import annotations
 
-from importlib import import_module
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
+
+from ..core.lazy_names import import_on_use
 
 if TYPE_CHECKING:
     from .assertions import EnqueuedJob, MadeBatch, assert_enqueued, assert_enqueues, enqueued_jobs, made_batches
@@ -29,17 +30,14 @@ __all__ = [
     "made_batches",
 ]
 
-_NAMES_BY_MODULE = {
-    "assertions": ("EnqueuedJob", "MadeBatch", "assert_enqueued", "assert_enqueues", "enqueued_jobs", "made_batches"),
-    "draining": ("JobFailed", "Ran", "drain"),
-    "inlining": ("inline",),
-    "live": ("LiveFaktory", "LiveFaktoryMixin"),
-}
-
-
-def __getattr__(name: str) -> Any:
-    # Loaded lazily: these modules import models, and the settings' backends in this package are built while apps load.
-    for module, names in _NAMES_BY_MODULE.items():
-        if name in names:
-            return getattr(import_module(f".{module}", __name__), name)
-    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+_ASSERTIONS = ("EnqueuedJob", "MadeBatch", "assert_enqueued", "assert_enqueues", "enqueued_jobs", "made_batches")
+# These modules import models, and the settings' backends in this package are built while apps load.
+__getattr__ = import_on_use(
+    __name__,
+    {
+        "assertions": _ASSERTIONS,
+        "draining": ("JobFailed", "Ran", "drain"),
+        "inlining": ("inline",),
+        "live": ("LiveFaktory", "LiveFaktoryMixin"),
+    },
+)

@@ -6,8 +6,9 @@ protocol, and a naive peer is one that follows it to the letter and knows no `gm
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
+from ...core.lazy_names import import_on_use
 from ...errors import JobNotFound
 from .errors import GearMonkeyError, JobCreationFailed, JobTimeout, NoWorkers, RemoteFailure, UnusableServer
 from .protocol import OPT_BLOCKING, OPT_ROLLCALL, Job, Status
@@ -35,18 +36,7 @@ __all__ = [
     "gearmonkey_task",
 ]
 
-_MODULE_BY_NAME = {
-    "AsyncClient": "client",
-    "Client": "client",
-    "Worker": "worker",
-    "gearmonkey_task": "remote_task",
-}
-
-
-def __getattr__(name: str) -> Any:
-    # Imported on first use: these need redis-py or Django's settings, the names above do not.
-    if name in _MODULE_BY_NAME:
-        from importlib import import_module
-
-        return getattr(import_module(f"{__name__}.{_MODULE_BY_NAME[name]}"), name)
-    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+# These need redis-py or Django's settings, the names above do not.
+__getattr__ = import_on_use(
+    __name__, {"client": ("AsyncClient", "Client"), "remote_task": ("gearmonkey_task",), "worker": ("Worker",)}
+)
