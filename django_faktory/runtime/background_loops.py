@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import threading
 from abc import ABC, abstractmethod
-from types import TracebackType
 from typing import Self
 
 JOIN_S = 2.0
@@ -58,9 +57,7 @@ class BackgroundLoops:
     def __enter__(self) -> Self:
         return self
 
-    def __exit__(
-        self, error_type: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
-    ) -> None:
+    def __exit__(self, *error: object) -> None:
         self._is_stopping = True
         # All loops are stopped before the first is joined, so that they end in parallel.
         for loop, _ in reversed(self._running):

@@ -11,7 +11,7 @@ from typing import Any
 from .. import conf
 from ..core.job_parser import parse_job
 from ..core.lifecycle import State
-from ..core.payloads import JobPayload, NewBatch
+from ..core.payloads import JobPayload
 from ..errors import FaktoryError
 from ..models import Batch, Job
 from ..tasks.arguments import encode_call
@@ -74,14 +74,14 @@ def made_batches() -> list[MadeBatch]:
         members.setdefault(job.bid, []).append(job)
     return [
         MadeBatch(
-            bid=bid,
-            parent_bid=definition.parent_bid,
-            description=definition.description,
-            complete=_build_callback_job(definition.complete),
-            success=_build_callback_job(definition.success),
-            jobs=members.get(bid, []),
+            bid=row.bid,
+            parent_bid=row.parent_bid,
+            description=row.description,
+            complete=_build_callback_job(row.complete),
+            success=_build_callback_job(row.success),
+            jobs=members.get(row.bid, []),
         )
-        for bid, definition in _batches_in_database()
+        for row in (Batch.objects.order_by("pk") if _uses_database() else ())
     ]
 
 
@@ -194,20 +194,8 @@ def _uses_database() -> bool:
     return True
 
 
-def _batches_in_database() -> Iterator[tuple[str, NewBatch]]:
-    rows = Batch.objects.order_by("pk") if _uses_database() else ()
-    for row in rows:
-        definition = NewBatch(
-            description=row.description,
-            parent_bid=row.parent_bid,
-            complete=parse_job(row.complete) if row.complete else None,
-            success=parse_job(row.success) if row.success else None,
-        )
-        yield row.bid, definition
-
-
-def _build_callback_job(job: JobPayload | None) -> EnqueuedJob | None:
-    return None if job is None else _build_job(job, job.text, run_at=job.at)
+def _build_callback_job(text: str) -> EnqueuedJob | None:
+    return _build_job(job := parse_job(text), job.text, run_at=job.at) if text else None
 
 
 def _build_job(job: Job | JobPayload, text: str, *, run_at: datetime | None, bid: str = "") -> EnqueuedJob:

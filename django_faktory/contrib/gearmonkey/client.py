@@ -9,7 +9,6 @@ import asyncio
 import time
 from collections.abc import Iterable
 from datetime import datetime
-from types import TracebackType
 from typing import Any, Self, TypeVar
 
 from redis import Redis
@@ -97,48 +96,44 @@ class AsyncClient:
     async def __aenter__(self) -> Self:
         return self
 
-    async def __aexit__(
-        self, error_type: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
-    ) -> None:
+    async def __aexit__(self, *_: object) -> None:
         await self.close()
 
 
 def run_steps(redis: Redis, steps: Steps[R]) -> R:
     """Execute the commands that the steps yield, in this thread, and return the result of the steps."""
-    command = next(steps)
-    while True:
-        try:
+    reply: Any = None
+    try:
+        while True:
+            command = _send(steps, reply)
             try:
                 if isinstance(command, Pause):
                     time.sleep(command.seconds)
-                    reply = None
-                else:
-                    reply = redis.execute_command(*command)
+                reply = None if isinstance(command, Pause) else redis.execute_command(*command)
             except REDIS_ERRORS as error:
-                # The generator decides whether the error is final or the command is repeated.
-                command = steps.throw(error)
-            else:
-                command = steps.send(reply)
-        except StopIteration as end:
-            result: R = end.value
-            return result
+                reply = error
+    except StopIteration as end:
+        result: R = end.value
+        return result
 
 
 # The operations are generators, so that both clients share everything but this loop (ADR 0013).
 async def _arun_steps(redis: async_redis.Redis, steps: Steps[R]) -> R:
-    command = next(steps)
-    while True:
-        try:
+    reply: Any = None
+    try:
+        while True:
+            command = _send(steps, reply)
+            is_pause = isinstance(command, Pause)
             try:
-                if isinstance(command, Pause):
-                    await asyncio.sleep(command.seconds)
-                    reply = None
-                else:
-                    reply = await redis.execute_command(*command)
+                reply = await (asyncio.sleep(command.seconds) if is_pause else redis.execute_command(*command))
             except REDIS_ERRORS as error:
-                command = steps.throw(error)
-            else:
-                command = steps.send(reply)
-        except StopIteration as end:
-            result: R = end.value
-            return result
+                reply = error
+    except StopIteration as end:
+        result: R = end.value
+        return result
+
+
+def _send(steps: Steps[Any], reply: Any) -> Any:
+    """Return the next command, after this reply, or error, to the one before."""
+    # The generator decides whether the error is final or the command is repeated.
+    return steps.throw(reply) if isinstance(reply, REDIS_ERRORS) else steps.send(reply)
