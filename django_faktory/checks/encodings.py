@@ -6,16 +6,12 @@ A text that the encoding cannot store is refused: the push raises InvalidPayload
 from __future__ import annotations
 
 from collections.abc import Sequence
-from contextlib import suppress
 from typing import Any
 
 from django.core.checks import CheckMessage, Error, Tags, register
-from django.core.exceptions import ImproperlyConfigured
-from django.db import connections
 from django.db.backends.base.base import BaseDatabaseWrapper
 
-from .. import conf
-from .settings import job_database
+from .settings import written_databases
 
 _NARROW_COLUMNS = """SELECT table_name, column_name, character_set_name, CONCAT(
   'ALTER TABLE ', table_name, ' MODIFY `', column_name, '` ', column_type, ' CHARACTER SET utf8mb4',
@@ -28,12 +24,8 @@ ORDER BY table_name, ordinal_position"""
 @register(Tags.database)
 def check_encoding(databases: Sequence[str] | None = None, **_: Any) -> list[CheckMessage]:
     """Check that the server, its tables and the session can store every text."""
-    connection = job_database()
-    aliases = [connection.alias] if connection else []
-    with suppress(ImproperlyConfigured, TypeError):  # reported by other checks
-        aliases += conf.outbox()
-    named = [alias for alias in dict.fromkeys(aliases) if alias in (databases or ()) and alias in connections]
-    return [message for alias in named for message in _check_database(connections[alias])]
+    named = [connection for connection in written_databases() if connection.alias in (databases or ())]
+    return [message for connection in named for message in _check_database(connection)]
 
 
 def _check_database(connection: BaseDatabaseWrapper) -> list[CheckMessage]:

@@ -8,6 +8,7 @@ from __future__ import annotations
 import os
 import re
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from contextlib import suppress
 from typing import Any
 
 from django.apps import apps
@@ -104,13 +105,8 @@ def check_database_options(**_: Any) -> list[CheckMessage]:
 @register
 def check_connections(**_: Any) -> list[CheckMessage]:
     """Check transactions and cursors of the databases that store jobs or an outbox."""
-    try:
-        outboxes = [alias for alias in conf.outbox() if alias in connections]
-    except (ImproperlyConfigured, TypeError):  # reported by other checks
-        outboxes = []
+    messages = [message for one in written_databases() for message in _check_autocommit(one)]
     connection = job_database()
-    aliases = dict.fromkeys([*([connection.alias] if connection else []), *outboxes])
-    messages = [message for alias in aliases for message in _check_autocommit(connections[alias])]
     return [*messages, *_check_isolation_option(connection), *_check_cursor(connection)] if connection else messages
 
 
@@ -287,6 +283,15 @@ def job_database() -> BaseDatabaseWrapper | None:
     except ImproperlyConfigured:  # E007 reports it
         return None
     return connections[alias] if broker == "orm" and isinstance(alias, str) and alias in connections else None
+
+
+def written_databases() -> list[BaseDatabaseWrapper]:
+    """Return the connections of the databases that store jobs or an outbox."""
+    connection = job_database()
+    aliases = [connection.alias] if connection else []
+    with suppress(ImproperlyConfigured, TypeError):  # reported by other checks
+        aliases += conf.outbox()
+    return [connections[alias] for alias in dict.fromkeys(aliases) if alias in connections]
 
 
 def _check_sqlite_options(

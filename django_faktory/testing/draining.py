@@ -11,6 +11,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass, field
 from datetime import datetime, timedelta
 from typing import Any
+from unittest import mock
 
 from django.db import DatabaseError, connections
 from django.db.models import Min
@@ -29,7 +30,6 @@ from ..store.maintenance import due as due_work
 from ..tasks.compat import TaskResult
 from ..tasks.results import call_of
 from ..worker.execution import prepare
-from .clock import Clock
 from .recorded_execution import RecordedExecution
 
 MAX_ATTEMPTS = 1000
@@ -88,7 +88,7 @@ class _Drain:
         self._queue = queue
         self._raise_errors = raise_errors
         self._limit = limit
-        self._clock = Clock()
+        self._clock = _Clock()
         self._runs: list[Ran] = []
 
     def run(self, *, now: datetime | None, until: timedelta | None) -> list[Ran]:
@@ -197,6 +197,37 @@ class _Drain:
             raise JobFailed(
                 f"job {run.jid} ({run.jobtype}) failed in attempt {run.attempt}: {type(error).__name__}: {error}"
             ) from error
+
+
+class _Clock:
+    """Clock that runs `shift` ahead of the real one. While `shift` is None, the broker uses the database's clock."""
+
+    def __init__(self) -> None:
+        self._real = timezone.now  # a test may have frozen it: the frozen clock counts as the real one
+        self.shift: timedelta | None = None
+
+    def now(self) -> datetime:
+        """Return the current time of this clock."""
+        return self._real() + (self.shift or timedelta(0))
+
+    def for_store(self) -> datetime | None:
+        """Return the current time, or None for the database's clock if this one was not moved."""
+        return None if self.shift is None else self.now()
+
+    def move_to(self, moment: datetime) -> None:
+        self.shift = moment - self._real()
+
+    @contextmanager
+    def install(self, broker: OrmBroker) -> Iterator[None]:
+        """Make the broker and `timezone.now()` use this clock inside the block."""
+        previous_clock = broker.clock
+        broker.clock = self.for_store
+        try:
+            # Patched in the module, where `timezone.now()` is looked up; `from … import now` stays unpatched.
+            with mock.patch.object(timezone, "now", self.now):
+                yield
+        finally:
+            broker.clock = previous_clock
 
 
 @contextmanager
