@@ -63,7 +63,7 @@ COUNTED = 1000
 """Bounds of the rows that one check reads."""
 
 
-class Kind(NamedTuple):
+class AlarmKind(NamedTuple):
     """What is fixed about the alarms of one kind."""
 
     text: _StrPromise
@@ -79,12 +79,12 @@ class Kind(NamedTuple):
 
 
 KINDS = {
-    "no-workers": Kind(
+    "no-workers": AlarmKind(
         _("No running worker; jobs waiting: %(number)s"),
         _("Queued jobs wait until a worker runs. Start manage.py runfaktory, or read its log if it should run."),
         is_critical=True,
     ),
-    "unserved-queue": Kind(
+    "unserved-queue": AlarmKind(
         _("No worker takes jobs of queue %(queue)s; waiting: %(number)s"),
         _(
             "Workers run, but none has started a job of this queue. Add it to the queues of a worker "
@@ -92,7 +92,7 @@ KINDS = {
         ),
         is_critical=True,
     ),
-    "failing-task": Kind(
+    "failing-task": AlarmKind(
         _("Task %(task)s fails: %(failed)s of %(runs)s runs in the last %(minutes)s minutes"),
         _(
             "Failed jobs are retried until their attempts are used up. Read the traceback; pause the task while "
@@ -102,41 +102,41 @@ KINDS = {
         resource="job",
         nameless_text=_("A task fails"),
     ),
-    "unknown-task": Kind(
+    "unknown-task": AlarmKind(
         _("No worker knows task %(task)s; jobs waiting: %(number)s"),
         _("Deploy the code that defines the task, or correct its name. After UNKNOWN_JOBTYPE_GRACE its jobs fail."),
         is_critical=True,
         resource="job",
         nameless_text=_("No worker knows a task"),
     ),
-    "overdue-jobs": Kind(
+    "overdue-jobs": AlarmKind(
         _("Jobs are due, but no node enqueues them; waiting: %(number)s"),
         _("Scheduled jobs and retries wait for maintenance, which every runfaktory does. Start one, or read its log."),
         is_critical=True,
     ),
-    "cron-never-runs": Kind(
+    "cron-never-runs": AlarmKind(
         _("Cron entries that never run: %(names)s"),
         _("Their schedules match no date, or cannot be read. Open the entry to see why."),
         resource="cronentry",
         nameless_text=_("A cron entry never runs"),
     ),
-    "cron-overdue": Kind(
+    "cron-overdue": AlarmKind(
         _("Cron entries are due, but no node enqueues their jobs"),
         _("Every runfaktory does this. Start one, or read its log."),
         is_critical=True,
     ),
-    "outbox-refused": Kind(
+    "outbox-refused": AlarmKind(
         _("Refused jobs in the outbox: %(number)s"),
         _("They stay in the outbox. Read the error, correct the cause, and send them again or delete them."),
         is_critical=True,
     ),
-    "silent-worker": Kind(
+    "silent-worker": AlarmKind(
         _("Worker %(worker)s sends no heartbeat"),
         _("After %(seconds)s s without a heartbeat it counts as lost, and its jobs run again elsewhere."),
         resource="workerprocess",
         nameless_text=_("A worker sends no heartbeat"),
     ),
-    alarm_records.LOST_WORKER: Kind(
+    alarm_records.LOST_WORKER: AlarmKind(
         _("Worker %(worker)s was lost"),
         _(
             "It was killed, or its machine or network failed. Its jobs run again on other workers. The loss is "
@@ -145,24 +145,24 @@ KINDS = {
         resource="workerprocess",
         nameless_text=_("A worker was lost"),
     ),
-    "paused-queue": Kind(
+    "paused-queue": AlarmKind(
         _("Queue %(queue)s is paused; waiting: %(number)s"),
         _("No worker gets its jobs until the queue is resumed."),
     ),
-    "paused-task": Kind(
+    "paused-task": AlarmKind(
         _("Task %(task)s is paused; waiting: %(number)s"),
         _("No worker gets its jobs until the task is resumed."),
         resource="limit",
         nameless_text=_("A task with waiting jobs is paused"),
     ),
-    "late-queue": Kind(
+    "late-queue": AlarmKind(
         _("Jobs of queue %(queue)s start late; waiting: %(number)s"),
         _(
             "Its first job has waited for more than %(seconds)s s (ALARM_LATENCY). Add workers, or find the "
             "jobs that keep them busy."
         ),
     ),
-    "stuck-batch": Kind(
+    "stuck-batch": AlarmKind(
         _("Batches that cannot finish: %(number)s"),
         _(
             "All jobs that are left, or a callback, are dead. Retry them, or discard them to end the batch without "
@@ -171,7 +171,7 @@ KINDS = {
         resource="batch",
         nameless_text=_("A batch cannot finish"),
     ),
-    "slow-database": Kind(
+    "slow-database": AlarmKind(
         _("The database needs %(milliseconds)s ms for an empty statement"),
         _("Each job needs several statements, so all jobs are slow. Look at the load of the database and the network."),
     ),
@@ -188,7 +188,7 @@ class Alarm(NamedTuple):
     """The queue, task, worker, batch or cron entry; "" if the alarm is about the whole installation."""
     text: str
     advice: str
-    """See `Kind`; in the active language."""
+    """See `AlarmKind`; in the active language."""
     since: datetime | None
     """Time at which the condition began, as far as it is known."""
     affected: int
