@@ -8,8 +8,8 @@ turn it prints jobs per second, and the CPU time per job of PostgreSQL's session
 """
 
 import argparse
+import asyncio
 import json
-import select
 import time
 import uuid
 
@@ -26,17 +26,16 @@ def cpu_s(pid):
 
 
 class Turns:
-    """One connection that sends turns of the same size, one after the other."""
+    """One connection that executes turns of the same size, one after the other."""
 
-    def __init__(self, connection, size):
-        from django_faktory.store.dialects.postgresql.prepared import PreparedSession
+    def __init__(self, connection, size, loop):
+        from django_faktory.store.dialects.postgresql.loop_connection import LoopConnection
 
-        self.connection, self.size = connection, size
-        self.claimed, self.done = [], 0
+        self.size, self.claimed, self.done = size, [], 0
         connection.ensure_connection()
-        self.session = PreparedSession.of(connection)
-        self.fd = connection.connection.pgconn.socket
         self.backend = connection.connection.info.backend_pid
+        self.connection = LoopConnection.take(connection)
+        self.connection.start(loop)
 
     def calls(self):
         from django_faktory.core.payloads import Ack
@@ -47,30 +46,17 @@ class Turns:
 
         acks = [Ack(jid=jid, wid="ceiling") for jid in self.claimed]
         jobs = order_jobs(new_jobs(self.size))
-        ends = [end_call(self.connection, acks, None, [job.jid for _, job in jobs])] if acks else []
+        ends = [end_call(self.connection.connection, acks, None, [job.jid for _, job in jobs])] if acks else []
         plan = ClaimPlan([ClaimSlot("default", "ceiling", self.size)], self.size, claim=1)
         return [*ends, push_call(jobs, None, may_exist=True), *claim_calls(plan, None, is_lazy=False)]
 
-    def read(self, found):
+    async def run(self):
         from django_faktory.store.dialects.postgresql.rows import reservations
 
-        self.done += len(self.claimed)
-        self.claimed = [job.jid for job in reservations(found[-1:])]
-
-    def begin(self):
-        """Send a turn. Until its commands are prepared, run the turn synchronously and send another one."""
-        from django_faktory.store.dialects.postgresql.prepared import execute_on
-
         while True:
-            calls = self.calls()
-            self.flight = self.session.begin(calls, lambda found: self.read(found) or True, fail)
-            if self.flight is not None:
-                return
-            self.read(execute_on(self.connection, calls))
-
-
-def fail(error):
-    raise error
+            found = await self.connection.execute(self.calls())
+            self.done += len(self.claimed)
+            self.claimed = [job.jid for job in reservations(found[-1:])]
 
 
 def new_jobs(count):
@@ -85,33 +71,32 @@ def turns_of(size, seconds):
     from django.db import connections
 
     from django_faktory.brokers.orm import OrmBroker
+    from django_faktory.core.event_loop import new_event_loop
 
     empty()
     OrmBroker("default").push(new_jobs(WAITING))
-    pair = [Turns(connections.create_connection("default"), size) for _ in range(2)]
-    for turns in pair:
-        turns.begin()
-    poll, by_fd = select.poll(), {turns.fd: turns for turns in pair}
-    for fd in by_fd:
-        poll.register(fd, select.POLLIN)
-    begun, until = None, time.monotonic() + 1  # a second to warm up
-    while time.monotonic() < until:
-        for fd, _ in poll.poll(1000):
-            turns = by_fd[fd]
-            if turns.flight.read():
-                turns.begin()
-        if begun is None and time.monotonic() >= until:
-            begun, until = time.monotonic(), until + seconds
-            before = [turns.done for turns in pair], [cpu_s(turns.backend) for turns in pair], time.process_time()
-    lasted = time.monotonic() - begun
-    done = sum(turns.done for turns in pair) - sum(before[0])
-    backends = sum(cpu_s(turns.backend) for turns in pair) - sum(before[1])
-    ours = time.process_time() - before[2]
-    for turns in pair:
-        while not turns.flight.read():
-            poll.poll(1000)
-        turns.connection.close()
+    loop = new_event_loop()
+    pair = [Turns(connections.create_connection("default"), size, loop) for _ in range(2)]
+
+    async def measure():
+        running = [asyncio.create_task(turns.run()) for turns in pair]
+        await asyncio.sleep(1)  # to warm up
+        begun, before = time.monotonic(), totals(pair)
+        await asyncio.sleep(seconds)
+        lasted, after = time.monotonic() - begun, totals(pair)
+        for task in running:
+            task.cancel()
+        await asyncio.gather(*running, return_exceptions=True)
+        return lasted, *(now - then for now, then in zip(after, before, strict=True))
+
+    lasted, done, backends, ours = loop.run_until_complete(measure())
+    loop.close()
     return round(done / lasted), round(backends / done * 1e6), round(ours / done * 1e6)
+
+
+def totals(pair):
+    """Return the jobs done, and the CPU seconds of PostgreSQL's sessions and of this program."""
+    return sum(turns.done for turns in pair), sum(cpu_s(turns.backend) for turns in pair), time.process_time()
 
 
 def main():

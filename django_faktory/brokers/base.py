@@ -10,11 +10,11 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Collection, Sequence
 from contextlib import AbstractContextManager, nullcontext
-from typing import Any, Protocol, TypeVar
+from typing import Any
 
 import msgspec
 
-from ..core.in_flight import InFlightExchange
+from ..core.loop_connection import InThread, LoopConnection
 from ..core.mutation import Mutation
 from ..core.payloads import (
     Ack,
@@ -35,8 +35,6 @@ from ..core.payloads import (
 )
 from ..errors import FaktoryError
 
-Result = TypeVar("Result")
-
 
 class Transaction:
     """A transaction that `Broker.atomic` opened.
@@ -50,23 +48,6 @@ class Transaction:
     # `staticmethod`, because a plain function in the class body would be called with the instance.
     is_untouched: Callable[[], bool] = staticmethod(lambda: False)
     """Return whether nothing has been done in the transaction yet; False if unknown. Call it inside the transaction."""
-
-
-class LoopConnection(Protocol):
-    """A connection that its thread has lent to an event loop."""
-
-    def __call__(
-        self,
-        jobs: Sequence[JobPayload],
-        acks: Sequence[Ack],
-        requests: Sequence[FetchRequest],
-        on_result: Callable[[ExchangeReply], Result],
-        /,
-    ) -> InFlightExchange[Result] | None:
-        """Send an exchange; `on_result` converts its answer into the result of `InFlightExchange.read`.
-
-        Returns None, with nothing done, if the exchange must run in the thread by `Broker.exchange`.
-        """
 
 
 class WorkerBroker(ABC):
@@ -337,12 +318,31 @@ class Broker(WorkerBroker, BatchBroker, ManagementBroker):
         acked = self.ack(acks)
         return ExchangeReply(self.push(jobs), acked, self.fetch(requests))
 
-    def lend(self) -> LoopConnection | None:
-        """Lend this thread's connection to an event loop for exchanges (ADR 0021). None: the store cannot lend now.
+    @property
+    def can_use_loop(self) -> bool:
+        """Return whether `take_connection` is likely to succeed, so that few exchanges need a thread."""
+        return False
 
-        The loop may use it while the thread does not, and only after the thread has used it.
+    def take_connection(self) -> LoopConnection | None:
+        """Take this thread's connection for an event loop (ADR 0021), after the thread has used it; None if impossible.
+
+        The thread opens another one when it needs one.
         """
         return None
+
+    async def exchange_on_loop(
+        self,
+        connection: LoopConnection,
+        jobs: Sequence[JobPayload],
+        acks: Sequence[Ack],
+        requests: Sequence[FetchRequest],
+        in_thread: InThread,
+    ) -> ExchangeReply | None:
+        """Run `exchange` on the event loop without blocking it; None, with nothing done, if a thread must run it.
+
+        Its remaining work, such as the lock of a job, is done `in_thread`.
+        """
+        raise NotImplementedError
 
     @property
     def supports_prefetch(self) -> bool:

@@ -15,9 +15,9 @@ from typing import Any
 from django.db import DatabaseError, Error, connections, transaction
 
 from ..core.histograms import JobTiming, Recorder
-from ..core.in_flight import InFlightExchange
 from ..core.locket import Locket
 from ..core.logs import get_logger
+from ..core.loop_connection import InThread, LoopConnection
 from ..core.mutation import Mutation
 from ..core.payloads import (
     Ack,
@@ -62,7 +62,7 @@ from ..store.notifier.base import ANY_QUEUE
 from ..store.outages import of_this_node
 from ..store.statistics import counts
 from ..store.transactions import limited_lock_wait
-from .base import Broker, LoopConnection, Result, Transaction
+from .base import Broker, Transaction
 from .transactions import atomic
 
 logger = get_logger(__name__)
@@ -224,50 +224,47 @@ class OrmBroker(Broker):
         leases = claims.Leases(self.locket.lease_s, self.worker_timeout_s, self.delivery_lease_s)
         return leases.claim_context(requests, using=self.alias, now=self.clock(), claim_numbers=self._claim_numbers)
 
-    def lend(self) -> LoopConnection | None:
-        """Lend this thread's connection, unless a subclass overrides verbs or the dialect cannot lend."""
-        if self._overrides_protocol_methods():
-            return None
-        # Bind the connection here: in the event loop's thread `connections[alias]` would be another one.
-        lent = async_exchange.lend(connections[self.alias])
-        return partial(self._begin, lent) if lent else None
+    @property
+    def can_use_loop(self) -> bool:
+        connection = connections[self.alias]
+        return not self._overrides_protocol_methods() and dialect_of(connection).can_use_loop(connection)
+
+    def take_connection(self) -> LoopConnection | None:
+        return None if self._overrides_protocol_methods() else async_exchange.take_connection(self.alias)
 
     def _overrides_protocol_methods(self) -> bool:
-        """Return whether a subclass overrides verbs, which a lent connection or a prefetch would bypass."""
+        """Return whether a subclass overrides verbs, which the event loop or a prefetch would bypass."""
         subclass = type(self)
         inherited = (OrmBroker.push, OrmBroker.ack, OrmBroker.fetch, OrmBroker.exchange)
         return (subclass.push, subclass.ack, subclass.fetch, subclass.exchange) != inherited
 
-    def _begin(
+    async def exchange_on_loop(
         self,
-        lent: async_exchange.LentConnection,
+        connection: LoopConnection,
         jobs_: Sequence[JobPayload],
         acks: Sequence[Ack],
         requests: Sequence[FetchRequest],
-        on_result: Callable[[ExchangeReply], Result],
-    ) -> InFlightExchange[Result] | None:
+        in_thread: InThread,
+    ) -> ExchangeReply | None:
         queues_ = {job.queue for job in jobs_} if jobs_ else set()
         # The event loop must not block: the thread computes lock keys, releases unanswered claims and inserts queues.
-        # Nothing has been sent yet, so the thread may still run the whole exchange.
         if (
             not self.locket.is_inactive
             or (requests and self._claim_numbers.has_checks_left())
             or (queues_ and not self._needs_only_notification(queues_))
         ):
             return None
-
-        def build_result(reply: ExchangeReply) -> Result:
-            # The exchange was one message and one transaction: with its answer it is committed, so notify now.
+        # Ends are recorded at once: Django's commit hooks do not know this transaction.
+        context, on_finished = self._build_claim_context(requests), self._metrics.record_succeeded_now
+        dialect = dialect_of(connection.connection)
+        work = exchanges.Exchange(jobs_, acks, requests, context, on_finished, dialect=dialect)
+        reply = await async_exchange.exchange(connection, work, in_thread)
+        if reply is not None:
             if queues_:
                 self._announce(self.alias, queues_)
             if reply.fetched:
                 self._metrics.started(reply.fetched)
-            return on_result(reply)
-
-        # Ends are recorded at once: Django's commit hooks do not know this transaction.
-        context, on_finished = self._build_claim_context(requests), self._metrics.record_succeeded_now
-        work = exchanges.Exchange(jobs_, acks, requests, context, on_finished, dialect=lent.dialect)
-        return lent.begin(work, build_result)
+        return reply
 
     def _needs_only_notification(self, queues_: Collection[str]) -> bool:
         """Return whether a push to these queues needs only a notification, sent without blocking."""

@@ -26,7 +26,7 @@ from ..store.dialects import dialect_of
 from ..tasks import base
 from ..worker.queue_order import QueueOrder
 
-SERVER_CONNECTIONS = 14
+SERVER_CONNECTIONS = 15
 """Maximum of the database connections of a server process, whatever the number of its clients."""
 
 WORKER_CONNECTIONS = 9

@@ -1,7 +1,6 @@
 """Execute pushes, acks and fetches that arrived together in one transaction (ADR 0005).
 
-`execute_exchange` runs in a thread of the commit queue, `begin_exchange` on the event loop with a lent connection
-(ADR 0021).
+`execute_exchange` runs in a thread of the commit queue, `exchange_on_loop` on the event loop (ADR 0021).
 """
 
 from __future__ import annotations
@@ -10,8 +9,8 @@ from collections.abc import Sequence
 from itertools import islice
 from typing import Any
 
-from ..brokers.base import Broker, LoopConnection
-from ..core.in_flight import InFlightExchange
+from ..brokers.base import Broker
+from ..core.loop_connection import InThread, LoopConnection
 from ..core.payloads import Ack, ExchangeReply, FetchRequest, JobPayload
 from .group_commit import MAX_SET_WEIGHT
 
@@ -78,7 +77,10 @@ def execute_exchange(broker: Broker, items: Sequence[Item]) -> list[Any]:
     return commands.build_answers(ExchangeReply(pushed, acked, fetched))
 
 
-def begin_exchange(send: LoopConnection, items: Sequence[Item]) -> InFlightExchange[list[Any]] | None:
-    """Send the items without waiting, on a connection that a thread lends; None if they need `execute_exchange`."""
+async def exchange_on_loop(
+    broker: Broker, connection: LoopConnection, items: Sequence[Item], in_thread: InThread
+) -> list[Any] | None:
+    """Execute the items on a connection of the event loop; None, with nothing done, if they need `execute_exchange`."""
     commands = ExchangeSet(items)
-    return send(commands.jobs, commands.acks, commands.requests, commands.build_answers)
+    reply = await broker.exchange_on_loop(connection, commands.jobs, commands.acks, commands.requests, in_thread)
+    return None if reply is None else commands.build_answers(reply)

@@ -1,8 +1,8 @@
 """Group commit: commands that arrive while a transaction runs share the next one (ADR 0005).
 
-A `CommitQueue` is a queue with one or a few threads for one kind of verb. With two, the next transaction begins while
-the last one waits for the disk. There is no timer: an idle queue executes a single command at once. Answers return to
-the event loop after the broker has committed (W29).
+A `CommitQueue` is a queue for one kind of verb, with one or a few threads. With two, the next transaction begins while
+the last one waits for the disk. If the event loop owns connections, it sends most sets itself (ADR 0021). There is no
+timer: an idle queue executes a single command at once. Answers follow the commit (W29).
 """
 
 from __future__ import annotations
@@ -11,14 +11,14 @@ import asyncio
 import threading
 import time
 from collections import deque
-from collections.abc import Callable, Sequence
+from collections.abc import Awaitable, Callable, Sequence
 from functools import partial
 from operator import itemgetter
 from queue import SimpleQueue
-from typing import Generic, NoReturn, TypeVar
+from typing import Any, Generic, TypeVar
 
-from ..core.in_flight import InFlightExchange
 from ..core.logs import get_logger
+from ..core.loop_connection import InThread, LoopConnection
 from ..errors import BrokerUnavailable, FaktoryError, LockTimeout
 from ..store import sharing
 
@@ -31,36 +31,28 @@ to keep the transaction short."""
 LOG_EVERY_S = 5.0
 """Minimum seconds between log lines about an unavailable database, however many commands fail."""
 
-READ_ANYWAY_S = 1.0
-"""Read an answer after 1 to 2 times this, even without an event: a missed event would block the queue and all
-clients."""
-
 Item = TypeVar("Item")
 Answer = TypeVar("Answer")
+T = TypeVar("T")
 CommandSet = list[tuple[Item, Callable[[Answer | FaktoryError], object]]]
 Answers = Sequence[Answer | FaktoryError]
-Begin = Callable[[list[Item]], InFlightExchange[Answers[Answer]] | None]
-"""Send a set without waiting for its answers; return None if it needs a thread (ADR 0021)."""
 
 
-class _CommitThread(Generic[Item, Answer]):
-    """One thread of a queue and its connection, which is used either by the thread or by the event loop."""
+class _Lane:
+    """A place for one set at a time: on a connection of the event loop, or in one of the threads."""
 
-    def __init__(self) -> None:
-        self.begin: Begin[Item, Answer] | None = None
-        self.in_flight: tuple[CommandSet[Item, Answer], InFlightExchange[Answers[Answer]]] | None = None
-        self.since = 0.0  # by the loop's clock
-        self.fd: int | None = None
-        self.work: SimpleQueue[tuple[CommandSet[Item, Answer], Callable[[], Answers[Answer]]] | None] = SimpleQueue()
+    connection: LoopConnection | None = None
+    task: asyncio.Task[None] | None = None
+    """Kept, because the loop holds a weak reference."""
 
 
 class CommitQueue(Generic[Item, Answer]):
     """Commit queue for one kind of verb.
 
-    `execute` takes a list of items and returns one answer for each; it runs in one of `width` threads. `weigh`
-    returns the weight of an item. After each set the thread calls `lend`: with its result the event loop sends the next
-    sets on the thread's connection and reads their answers, until the thread is needed again. `reset` closes the
-    connection. `pause_s` returns how long a thread waits after a set, from the set and its duration in seconds.
+    `execute` takes a list of items and returns one answer for each; it runs in a thread. At most `width` sets run at a
+    time, in as many threads unless `threads` is given. `weigh` returns the weight of an item. After a set the thread
+    calls `connect`: with its result `on_loop` executes the next sets, or returns None if a set needs a thread. `reset`
+    closes a thread's connection. `pause_s` returns how long the next set waits, from a set and its duration in seconds.
     """
 
     def __init__(
@@ -70,28 +62,29 @@ class CommitQueue(Generic[Item, Answer]):
         *,
         width: int = 1,
         weigh: Callable[[Item], int] = lambda _: 1,
-        lend: Callable[[], Begin[Item, Answer] | None] = lambda: None,
+        threads: int | None = None,
+        connect: Callable[[], LoopConnection | None] = lambda: None,
+        on_loop: Callable[[LoopConnection, list[Item], InThread], Awaitable[Answers[Answer] | None]] | None = None,
         pause_s: Callable[[list[Item], float], float] | None = None,
-        read_anyway_s: float = READ_ANYWAY_S,
         reset: Callable[[], None],
         loop: asyncio.AbstractEventLoop,
     ) -> None:
-        self._execute, self._weigh, self._lend, self._reset, self._loop = execute, weigh, lend, reset, loop
-        self._pause_s, self._read_anyway_s = pause_s, read_anyway_s
+        self._execute, self._weigh, self._connect, self._on_loop = execute, weigh, connect, on_loop
+        self._reset, self._loop, self._pause_s = reset, loop, pause_s
         self.before_set: Callable[[], object] | None = None
         """Called before a set is made; may submit items that join it."""
         self._is_scheduled = False
-        self._read_timer: asyncio.TimerHandle | None = None
         self._failed = 0  # failed commands since the last log line
         self._log_again_at = 0.0
         self._pending: deque[tuple[Item, Callable[[Answer | FaktoryError], object]]] = deque()
         self._idle = asyncio.Event()
         self._idle.set()
-        self._commit_threads: list[_CommitThread[Item, Answer]] = [_CommitThread() for _ in range(width)]
-        self._free = [*self._commit_threads]
+        self._lanes: list[_Lane] = [_Lane() for _ in range(width)]
+        self._free = [*self._lanes]
+        self._work: SimpleQueue[tuple[asyncio.Future[Any], Callable[[], Any]] | None] = SimpleQueue()
         self._threads = [
-            threading.Thread(target=self._work, args=(commit_thread,), name=f"faktory-{name}-{number}", daemon=True)
-            for number, commit_thread in enumerate(self._commit_threads)
+            threading.Thread(target=self._run_thread, name=f"faktory-{name}-{number}", daemon=True)
+            for number in range(threads or width)
         ]
         for thread in self._threads:
             thread.start()
@@ -102,7 +95,8 @@ class CommitQueue(Generic[Item, Answer]):
         if self._free and not self._is_scheduled:
             self._is_scheduled = True
             self._idle.clear()
-            self._loop.call_soon(self._next)  # not now: commands of the same read of the socket join the set
+            lane = self._free.pop()
+            lane.task = self._loop.create_task(self._run(lane))  # begins later: commands of the same read join the set
 
     @property
     def is_idle(self) -> bool:
@@ -113,116 +107,55 @@ class CommitQueue(Generic[Item, Answer]):
         """Wait until all submitted items are answered."""
         await self._idle.wait()
 
-    def return_connections(self) -> None:
-        """Return all idle connections to their threads, which close them at the end."""
-        for commit_thread in self._free:
-            self._return_connection(commit_thread)
+    def close_connections(self) -> None:
+        """Close the connections of the event loop; the queue must be idle."""
+        for lane in self._lanes:
+            if lane.connection:
+                lane.connection.close()
 
     def close(self) -> None:
         """End the threads after their current work; blocks up to 10 s for each."""
-        for commit_thread in self._commit_threads:
-            commit_thread.work.put(None)
+        for _ in self._threads:
+            self._work.put(None)
         for thread in self._threads:
             thread.join(10)
 
-    def _next(self) -> None:
+    async def _run(self, lane: _Lane) -> None:
+        """Execute sets until nothing is pending."""
         self._is_scheduled = False
-        if self._pending and self._free:
+        while self._pending:
             if self.before_set:
                 self.before_set()
-            commit_thread, command_set = self._free.pop(), self._pop_set()
+            command_set = self._pop_set()
             items = list(map(_item_of, command_set))
-            flight = self._begin(commit_thread, items)
-            if flight is None:
-                self._run_in_thread(commit_thread, command_set, partial(self._execute, items))
-            else:
-                self._read_when_ready(commit_thread, command_set, flight)
-        elif len(self._free) == len(self._commit_threads):
+            began_at = time.monotonic()
+            answers = await self._execute_on_loop(lane, items)
+            if answers is None:
+                answers = await self._in_thread(partial(self._execute_in_thread, lane, items))
+            # Not now: the next set is sent first, and runs while these are written.
+            self._loop.call_soon(_answer_all, command_set, answers)
+            if self._pause_s and (pause_s := self._pause_s(items, time.monotonic() - began_at)):
+                await asyncio.sleep(pause_s)
+        self._free.append(lane)
+        if len(self._free) == len(self._lanes):
             self._idle.set()
 
-    @staticmethod
-    def _begin(
-        commit_thread: _CommitThread[Item, Answer], items: list[Item]
-    ) -> InFlightExchange[Answers[Answer]] | None:
-        try:
-            return commit_thread.begin(items) if commit_thread.begin else None
-        except Exception:  # the thread executes the set again and finds the item at fault
-            logger.exception("set not sent from the event loop items=%d", len(items))
+    async def _execute_on_loop(self, lane: _Lane, items: list[Item]) -> Answers[Answer] | None:
+        """Execute a set on the lane's connection; None, with nothing done, if it needs a thread."""
+        if lane.connection is None or self._on_loop is None:
             return None
-
-    def _read_when_ready(
-        self,
-        commit_thread: _CommitThread[Item, Answer],
-        command_set: CommandSet[Item, Answer],
-        flight: InFlightExchange[Answers[Answer]],
-    ) -> None:
-        """Read the result of an exchange when it arrives. Until then nothing else uses the connection."""
-        commit_thread.in_flight, commit_thread.since = (command_set, flight), self._loop.time()
-        if self._read_timer is None:
-            self._read_timer = self._loop.call_later(self._read_anyway_s, self._poll_overdue)
-        if commit_thread.fd is None:
-            commit_thread.fd = flight.fd
-            self._loop.add_reader(commit_thread.fd, self._read, commit_thread)
-        if not flight.is_sent:
-            self._loop.add_writer(flight.fd, self._send, commit_thread)
-
-    def _poll_overdue(self) -> None:
-        self._read_timer = None
-        in_flight = [commit_thread for commit_thread in self._commit_threads if commit_thread.in_flight is not None]
-        if in_flight:
-            self._read_timer = self._loop.call_later(self._read_anyway_s, self._poll_overdue)
-        before = self._loop.time() - self._read_anyway_s
-        for commit_thread in in_flight:
-            if commit_thread.since <= before:
-                self._read(commit_thread)
-
-    def _read(self, commit_thread: _CommitThread[Item, Answer]) -> None:
-        if commit_thread.in_flight is None:
-            # Readable without a request: the database has closed the connection, or is about to.
-            self._return_connection(commit_thread)
-            return
-        command_set, flight = commit_thread.in_flight
+        if not lane.connection.is_usable():
+            lane.connection = None
+            return None
         try:
-            result = flight.read()
-        except Exception:
-            logger.exception("answer not read on the event loop items=%d", len(command_set))
-            result = _unavailable  # the thread closes the connection: parts of an answer may be left on it
-        if result is None:
-            return
-        commit_thread.in_flight = None
-        if flight.is_last:
-            # uvloop reports a reset connection once, here with this answer: the next set would wait for an event that
-            # never comes.
-            self._return_connection(commit_thread)
-        if callable(result):  # the remaining work, such as a job that needs a lock (ADR 0021)
-            self._run_in_thread(commit_thread, command_set, result)
-        else:
-            self._answer_set(commit_thread, command_set, result)
-
-    def _send(self, commit_thread: _CommitThread[Item, Answer]) -> None:
-        assert commit_thread.in_flight is not None and commit_thread.fd is not None  # noqa: S101, PT018  (only while a set is in flight)
-        _, flight = commit_thread.in_flight
-        flight.send()
-        if flight.is_sent:
-            self._loop.remove_writer(commit_thread.fd)
-        self._read(commit_thread)
-
-    def _return_connection(self, commit_thread: _CommitThread[Item, Answer]) -> None:
-        """Return the connection to its thread: the event loop neither reads nor writes it from now on."""
-        commit_thread.begin = None
-        if commit_thread.fd is not None:
-            self._loop.remove_reader(commit_thread.fd)
-            self._loop.remove_writer(commit_thread.fd)
-            commit_thread.fd = None
-
-    def _run_in_thread(
-        self,
-        commit_thread: _CommitThread[Item, Answer],
-        command_set: CommandSet[Item, Answer],
-        work: Callable[[], Answers[Answer]],
-    ) -> None:
-        self._return_connection(commit_thread)
-        commit_thread.work.put((command_set, work))
+            answers = await self._on_loop(lane.connection, items, self._in_thread)
+            return None if answers is None else self._without_details(answers)
+        except BrokerUnavailable as error:
+            return self._unavailable(items, error)
+        except Exception as error:  # the outcome is unknown
+            logger.exception("set failed on the event loop items=%d", len(items))
+            lane.connection.close()
+            return self._unavailable(items, error)
 
     def _pop_set(self) -> CommandSet[Item, Answer]:
         """Remove and return the next set: one item of any weight, and more up to a total of `MAX_SET_WEIGHT`."""
@@ -233,54 +166,50 @@ class CommitQueue(Generic[Item, Answer]):
                 command_set.append(self._pending.popleft())
         return command_set
 
-    def _answer_set(
-        self,
-        commit_thread: _CommitThread[Item, Answer],
-        command_set: CommandSet[Item, Answer],
-        answers: Answers[Answer],
-        ran_s: float = 0.0,
-    ) -> None:
-        if self._pause_s and (pause_s := self._pause_s([item for item, _ in command_set], ran_s)):
-            self._loop.call_later(pause_s, self._free_thread, commit_thread)
-        else:
-            self._free_thread(commit_thread)  # before the answers: the next set runs while these are written
-        for (item, answer), result in zip(command_set, answers, strict=True):
+    def _in_thread(self, work: Callable[[], T]) -> asyncio.Future[T]:
+        future: asyncio.Future[T] = self._loop.create_future()
+        self._work.put((future, work))
+        return future
+
+    def _run_thread(self) -> None:
+        while (task := self._work.get()) is not None:
+            future, work = task
+            conclude: Callable[[Any], None] = future.set_result
             try:
-                answer(result)
-            except Exception:  # the other items of the set still need their answers
-                logger.exception("answer failed item=%s", _describe(item))
-
-    def _free_thread(self, commit_thread: _CommitThread[Item, Answer]) -> None:
-        self._free.append(commit_thread)
-        self._next()
-
-    def _work(self, commit_thread: _CommitThread[Item, Answer]) -> None:
-        while (task := commit_thread.work.get()) is not None:
-            command_set, work = task
-            began_at = time.monotonic()
-            answers = self._answers([item for item, _ in command_set], work)
+                result = work()
+            except Exception as error:  # noqa: BLE001 - raised where the future is awaited
+                result, conclude = error, future.set_exception
+                self._reset()
             sharing.give_back()
-            commit_thread.begin = None if sharing.is_needed() else self._lend()
-            ran_s = time.monotonic() - began_at
-            self._loop.call_soon_threadsafe(self._answer_set, commit_thread, command_set, answers, ran_s)
+            self._loop.call_soon_threadsafe(conclude, result)
         self._reset()
 
-    def _answers(self, items: list[Item], work: Callable[[], Answers[Answer]]) -> Answers[Answer]:
+    def _execute_in_thread(self, lane: _Lane, items: list[Item]) -> Answers[Answer]:
+        answers = self._answers(items)
+        if lane.connection is None and (connection := self._connect()):
+            lane.connection = connection
+            self._loop.call_soon_threadsafe(connection.start, self._loop)
+        return answers
+
+    def _answers(self, items: list[Item]) -> Answers[Answer]:
         try:
-            return self._without_details(work())
+            return self._without_details(self._execute(items))
         except BrokerUnavailable as error:
-            self._log_unavailable(len(items), error)
             self._reset()
-            return [BrokerUnavailable("database unavailable")] * len(items)
+            return self._unavailable(items, error)
         except Exception as error:  # one bad command must not fail the other commands of the set, nor end the thread
             self._reset()
             if len(items) > 1:
-                parts = items[: len(items) // 2], items[len(items) // 2 :]
-                return [answer for part in parts for answer in self._answers(part, partial(self._execute, part))]
+                half = len(items) // 2
+                return [*self._answers(items[:half]), *self._answers(items[half:])]
             if isinstance(error, FaktoryError):
                 return [error]
             logger.exception("command failed item=%s", _describe(items[0]))
             return [FaktoryError("internal error")]
+
+    def _unavailable(self, items: list[Item], error: object) -> Answers[Answer]:
+        self._log_unavailable(len(items), error)
+        return [BrokerUnavailable("database unavailable")] * len(items)
 
     def _without_details(self, answers: Answers[Answer]) -> Answers[Answer]:
         """Log errors of single commands and replace their text: the driver's message must not reach clients."""
@@ -300,12 +229,16 @@ class CommitQueue(Generic[Item, Answer]):
 _item_of = itemgetter(0)
 
 
+def _answer_all(command_set: CommandSet[Any, Any], answers: Answers[Any]) -> None:
+    for (item, answer), result in zip(command_set, answers, strict=True):
+        try:
+            answer(result)
+        except Exception:  # the other items of the set still need their answers
+            logger.exception("answer failed item=%s", _describe(item))
+
+
 def _is_unavailable(answer: object) -> bool:
     return isinstance(answer, BrokerUnavailable) and not isinstance(answer, LockTimeout)
-
-
-def _unavailable() -> NoReturn:
-    raise BrokerUnavailable("internal error")
 
 
 def _describe(item: object) -> str:

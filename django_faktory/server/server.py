@@ -25,8 +25,8 @@ from ..core.payloads import Delivery, Reservation
 from ..errors import FaktoryError
 from .context import ServerContext
 from .deliveries import DeliveryTracker
-from .exchange_set import Item, begin_exchange, execute_exchange, weight
-from .group_commit import MAX_SET_WEIGHT, Begin, CommitQueue
+from .exchange_set import exchange_on_loop, execute_exchange, weight
+from .group_commit import MAX_SET_WEIGHT, CommitQueue
 from .handlers.jobs import VERBS
 from .listening import Acceptor, find_max_backlog, limit_connections, open_sockets
 from .lock_waits import WIDTH as LOCK_WAITS
@@ -57,7 +57,8 @@ UNPAUSED_BULK = 1000
 """Weight of a set of the bulk queue up to which it does not pause: SQLite stores 1,000 jobs in about 40 ms."""
 
 WIDTH = 2
-"""Concurrent exchanges. Each uses a database connection; a third gained nothing on two cores."""
+"""Concurrent exchanges. Each uses a database connection; a third gained nothing on two cores. If the event loop owns
+these, there is one thread, with a connection of its own, for exchanges that need more than one message."""
 
 
 class NotificationSource(Protocol):
@@ -168,7 +169,14 @@ class Server(ServerContext):
         one_by_one = partial(execute_each, self.broker)
         queues: dict[str, tuple[Callable[[list[Any]], Sequence[Any]], dict[str, Any]]] = {
             "exchange": (
-                partial(execute_exchange, self.broker), {"width": WIDTH, "weigh": weight, "lend": self._lend}
+                partial(execute_exchange, self.broker),
+                {
+                    "width": WIDTH,
+                    "threads": 1 if self.broker.can_use_loop else WIDTH,
+                    "weigh": weight,
+                    "connect": self.broker.take_connection,
+                    "on_loop": partial(exchange_on_loop, self.broker),
+                },
             ),
             "bulk": (in_sets, {"weigh": weight_of, "pause_s": self._bulk_pause_s}),
             "may-block": (in_sets, {"weigh": weight_of}),
@@ -250,7 +258,7 @@ class Server(ServerContext):
         if self._listener:
             self._listener.close()
         for commit_queue in self.commit_queues.values():
-            commit_queue.return_connections()  # a thread closes its own connection, so the event loop must not use it
+            commit_queue.close_connections()
             await asyncio.to_thread(commit_queue.close)
         if self._listener_thread:
             # Bounded: a stuck listener must not prevent the exit.
@@ -281,11 +289,6 @@ class Server(ServerContext):
                 self.wake()
 
     # --- work of the commit queues ---
-
-    def _lend(self) -> Begin[Item, Any] | None:
-        """Return how the event loop sends exchanges on this thread's connection, or None (ADR 0021)."""
-        send = self.broker.lend()
-        return partial(begin_exchange, send) if send else None
 
     def _assign_prefetched(self, job: Reservation, wid: str) -> Reservation:
         delivered = self.broker.assign_prefetched(job, wid)

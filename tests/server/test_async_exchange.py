@@ -1,4 +1,4 @@
-"""Commands that run on the event loop, over connections of the commit threads; PostgreSQL only.
+"""Commands that run on the event loop, over connections that it owns; PostgreSQL only.
 
 Rules: W10, W14, W29, W30; ADR 0021.
 """
@@ -21,6 +21,7 @@ from django_faktory.runtime import db_watchdog
 from django_faktory.server.group_commit import CommitQueue
 from django_faktory.store import transactions
 from django_faktory.store.dialects.postgresql import pipeline
+from django_faktory.store.dialects.postgresql.loop_connection import LoopConnection
 from django_faktory.store.dialects.postgresql.prepared import Command
 from tests.bouncer import needs_session
 from tests.factories import JobFactory
@@ -30,7 +31,7 @@ from tests.waiting import wait_until
 pytestmark = [pytest.mark.django_db(transaction=True), needs_session("prepared statements need a session")]
 
 ENOUGH = 30
-"""Number of jobs after which both commit threads have prepared their statements, with a margin."""
+"""Number of jobs after which the event loop has both of its connections, with a margin."""
 
 
 @pytest.fixture(autouse=True)
@@ -44,13 +45,13 @@ def on_postgresql():
 @pytest.fixture
 def given(monkeypatch):
     """Record each set that a thread runs instead of the event loop."""
-    sets, real = [], CommitQueue._run_in_thread
+    sets, real = [], CommitQueue._execute_in_thread
 
-    def spy(commit_queue, commit_thread, batch, work):
-        sets.append([type(item).__name__ for item, _ in batch])
-        real(commit_queue, commit_thread, batch, work)
+    def spy(commit_queue, lane, items):
+        sets.append([type(item).__name__ for item in items])
+        return real(commit_queue, lane, items)
 
-    monkeypatch.setattr(CommitQueue, "_run_in_thread", spy)
+    monkeypatch.setattr(CommitQueue, "_execute_in_thread", spy)
     return sets
 
 
@@ -62,7 +63,7 @@ def broker():
 
 @pytest.fixture
 def client(serve, broker, given):
-    """A worker's client on a server with an event loop that uses the connections of the commit threads."""
+    """A worker's client on a server with an event loop that has its connections."""
     server = serve(broker)
     client = RawClient.identified(server.address, **worker())
     client.server = server
@@ -102,11 +103,11 @@ def suspend_process():
 
 
 def raw_connections(server):
-    return [
-        commit_thread.begin.args[0].args[0].connection.connection
-        for commit_thread in server.exchanges._commit_threads
-        if commit_thread.begin
-    ]
+    return [one.connection.connection for one in loop_connections(server)]
+
+
+def loop_connections(server):
+    return [lane.connection for lane in server.exchanges._lanes if lane.connection]
 
 
 def test_an_exchange_on_the_event_loop_creates_no_connection_object(client, given, monkeypatch):
@@ -183,14 +184,14 @@ def test_a_failing_job_is_refused_alone_and_its_set_is_retried(client, given):
 
 @pytest.mark.parametrize("line", [push(jid="the-job-two"), "FETCH default", 'ACK {"jid":"the-job-one"}'])
 def test_a_database_connection_lost_during_a_command_is_reported_and_replaced(client, broker, given, line):
-    """W30: the client gets an error, and the thread replaces its connection."""
+    """W30: the client gets an error, and the next set a new connection."""
     client.ask(push(jid="the-job-one"))
     with transaction.atomic():
         suspend_process()
         client.send(line)
         end(wait_until(sessions))
         assert client.reply() == b"-ERR database unavailable"
-    assert len(given) == 1, "its thread was notified, and closed it"
+    assert given == []
     assert client.ask(push(jid="the-job-three")) == b"+OK"
     assert set(Job.objects.values_list("jid", flat=True)) == {"the-job-one", "the-job-three"}
     assert broker._claim_numbers.has_checks_left() == line.startswith("FETCH"), (
@@ -199,15 +200,14 @@ def test_a_database_connection_lost_during_a_command_is_reported_and_replaced(cl
     assert json.loads(client.ask("FETCH default"))["jid"] == "the-job-one"
 
 
-def test_a_database_connection_lost_while_idle_is_returned_to_its_thread(client, given):
+def test_a_database_connection_lost_while_idle_is_closed(client, given):
     """W30: otherwise the event loop would report the closed socket again and again."""
-    connections = raw_connections(client.server)
-    hands = [commit_thread for commit_thread in client.server.exchanges._commit_threads if commit_thread.fd is not None]
+    connections = loop_connections(client.server)
     assert connections
-    assert hands
-    end([raw.info.backend_pid for raw in connections])
-    wait_until(lambda: all(commit_thread.fd is None for commit_thread in hands))
-    assert client.ask(push(jid="the-job-one")) in (b"+OK", b"-ERR database unavailable")
+    end([raw.info.backend_pid for raw in raw_connections(client.server)])
+    wait_until(lambda: all(one.connection.connection is None for one in connections))
+    assert client.ask(push(jid="the-job-one")) == b"+OK"
+    assert len(given) == 1
     assert client.ask(push(jid="the-job-two")) == b"+OK"
 
 
@@ -224,18 +224,18 @@ def test_database_timeout_applies_to_commands_on_the_event_loop(serve, broker, g
         with transaction.atomic():
             suspend_process()
             assert client.ask(push(jid="the-job-one")) == b"-ERR database unavailable"
-        assert len(given) == 1
+        assert given == []
         assert client.ask(push(jid="the-job-two")) == b"+OK"
 
 
 def test_a_request_larger_than_the_socket_buffer_is_sent_in_parts(client, given, monkeypatch):
-    sendings, real = [], CommitQueue._send
+    sendings, real = [], LoopConnection._on_writable
 
-    def spy(commit_queue, commit_thread):
-        sendings.append(commit_thread)
-        real(commit_queue, commit_thread)
+    def spy(loop_connection):
+        sendings.append(loop_connection)
+        real(loop_connection)
 
-    monkeypatch.setattr(CommitQueue, "_send", spy)
+    monkeypatch.setattr(LoopConnection, "_on_writable", spy)
     for raw in raw_connections(client.server):
         with socket.socket(fileno=os.dup(raw.fileno())) as copy:
             copy.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, 4096)
@@ -286,7 +286,7 @@ def test_an_ack_does_not_wait_for_counters_of_a_blocked_set(client, given):
 
         server.loop.call_soon_threadsafe(both)
         wait_until(sessions)
-        for _ in range(ENOUGH):  # until the event loop has the connection of the other thread too
+        for _ in range(ENOUGH):
             one_job(client)
         given.clear()
         assert client.ask('ACK {"jid":"the-job-two"}') == b"+OK"
@@ -328,7 +328,7 @@ def test_a_broker_subclass_that_overrides_push_is_not_bypassed(serve, given):
 
 
 def test_a_stopping_server_closes_database_connections_of_the_event_loop(serve, broker, given):
-    """W28: the commit threads close them."""
+    """W28."""
     server = serve(broker)
     with closing(RawClient.identified(server.address, **worker())) as client:
         for _ in range(ENOUGH):

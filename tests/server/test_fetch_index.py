@@ -188,7 +188,7 @@ class Recording(OrmBroker):
         self.names.append([request.queues for request in requests])
         return super().exchange(jobs, acks, requests)
 
-    def lend(self):
+    def take_connection(self):
         return None
 
 

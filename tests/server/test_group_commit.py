@@ -1,7 +1,6 @@
 """`CommitQueue` in isolation: grouping, failures of single commands, and draining. Rules: W29, W30."""
 
 import asyncio
-import socket
 import threading
 import time
 
@@ -174,88 +173,113 @@ def test_all_submitted_items_are_answered_before_the_queue_closes():
     assert run_items(list(range(1200)), Counter()) == [n * 2 for n in range(1200)]
 
 
-class LoopConnection:
-    """Test double for a connection of the event loop: a socket pair with a far end that answers each request."""
+class Connection:
+    """Test double for a connection of the event loop, and for what executes sets on it."""
 
-    def __init__(self, *, begin=None, read=None, is_last=False):
-        self.near, self.far = socket.socketpair()
-        self.broken_begin, self.broken_read = begin, read
-        self.is_sent, self.is_last = True, is_last
-        self.is_answered = False
+    def __init__(self, error=None):
+        self.error, self.closed, self.sets = error, 0, []
 
-    @property
-    def fd(self):
-        return self.near.fileno()
+    def start(self, loop):
+        self.loop = loop
 
-    def begin(self, items):
-        if self.broken_begin:
-            raise self.broken_begin
-        self.items = items
-        self.far.send(b"!")
-        return self
-
-    def read(self):
-        self.near.recv(1)
-        if self.broken_read:
-            raise self.broken_read
-        return [item * 100 for item in self.items]
+    def is_usable(self):
+        return not self.closed
 
     def close(self):
-        self.near.close()
-        self.far.close()
+        self.closed += 1
+
+    async def execute(self, connection, items, in_thread):
+        assert connection is self
+        self.sets.append(len(items))
+        if self.error == "needs a thread":
+            return None
+        if self.error == "remaining work":
+            name = await in_thread(lambda: threading.current_thread().name)
+            return [name] * len(items)
+        if self.error:
+            raise self.error
+        return [item * 100 for item in items]
 
 
-def test_an_answer_that_the_event_loop_does_not_report_is_found(monkeypatch):
-    """A commit queue that never receives its answer would block all clients of the server."""
-    connection, counter = LoopConnection(), Counter()
+@pytest.mark.parametrize(("error", "expected", "closed"), [
+    (None, [2, 200, 300, 500], 1),
+    ("needs a thread", [2, 4, 6, 10], 1),
+    ("remaining work", [2, "faktory-test-0", "faktory-test-0", "faktory-test-0"], 1),
+    (BrokerUnavailable("no route to host"), [2, *["database unavailable"] * 3], 1),
+    (RuntimeError("a mistake of ours"), [2, *["database unavailable"] * 2, 10], 1),
+], ids=["well", "thread", "remaining", "lost", "mistake"])  # fmt: skip
+def test_sets_are_executed_on_a_connection_of_the_event_loop(error, expected, closed):
+    """ADR 0021: the first set passes the thread, whose connection the loop takes; an error of ours stops nothing."""
+    connection, counter, taken = Connection(error), Counter(), []
+
+    def connect():
+        taken.append(connection)
+        return connection if len(taken) == 1 else None
 
     async def run():
         answers = []
         loop = asyncio.get_running_loop()
         commit_queue = CommitQueue(
-            "test", counter, lend=lambda: connection.begin, reset=counter.reset, loop=loop, read_anyway_s=0.02
+            "test", counter, connect=connect, on_loop=connection.execute, reset=counter.reset, loop=loop
         )
-        commit_queue.submit(1, answers.append)
-        await commit_queue.wait_idle()
-        monkeypatch.setattr(loop, "add_reader", lambda *_: None)
-        commit_queue.submit(2, answers.append)
-        await asyncio.wait_for(commit_queue.wait_idle(), 10)
-        monkeypatch.setattr(loop, "remove_reader", lambda *_: None)
-        commit_queue.return_connections()
-        await asyncio.to_thread(commit_queue.close)
-        return answers
-
-    assert asyncio.run(run()) == [2, 200]
-    connection.close()
-
-
-@pytest.mark.parametrize(("trouble", "expected", "resets"), [
-    ({}, [2, 200, 300], 1),
-    ({"begin": RuntimeError("a mistake of ours")}, [2, 4, 6], 1),
-    ({"read": RuntimeError("a mistake of ours")}, [2, "database unavailable", "database unavailable"], 2),
-    ({"is_last": True}, [2, 200, 300], 1),
-], ids=["well", "sending", "reading", "last"])  # fmt: skip
-def test_an_exception_on_the_event_loop_does_not_stop_the_queue(trouble, expected, resets):
-    """ADR 0021: an error of ours while sending or reading loses no set. The last reset is the end of each thread."""
-    connection, counter = LoopConnection(**trouble), Counter()
-
-    async def run():
-        answers = []
-        loop = asyncio.get_running_loop()
-        commit_queue = CommitQueue("test", counter, lend=lambda: connection.begin, reset=counter.reset, loop=loop)
-        for items in ([1], [2, 3]):
+        for items in ([1], [2, 3], [5]):
             for item in items:
                 commit_queue.submit(item, answers.append)
             await commit_queue.wait_idle()
-        connection.broken_begin = connection.broken_read = None
-        commit_queue.submit(5, answers.append)
-        await commit_queue.wait_idle()
-        commit_queue.return_connections()
+        commit_queue.close_connections()
         await asyncio.to_thread(commit_queue.close)
         return answers
 
-    *answers, last = [answer if isinstance(answer, int) else str(answer) for answer in asyncio.run(run())]
-    assert answers == expected
-    assert last == (10 if connection.is_last else 500)
-    assert counter.resets == resets
-    connection.close()
+    answers = [str(answer) if isinstance(answer, Exception) else answer for answer in asyncio.run(run())]
+    assert answers[: len(expected)] == expected
+    assert connection.closed == closed
+    assert connection.sets[0] == 2
+
+
+def test_an_error_in_remaining_work_closes_the_connection_of_the_thread():
+    connection, counter = Connection(), Counter()
+
+    def fail():
+        raise BrokerUnavailable("no route to host")
+
+    async def on_loop(_connection, items, in_thread):
+        return await in_thread(fail)
+
+    async def run():
+        answers = []
+        commit_queue = CommitQueue(
+            "test",
+            counter,
+            connect=lambda: connection,
+            on_loop=on_loop,
+            reset=counter.reset,
+            loop=asyncio.get_running_loop(),
+        )
+        for item in (1, 2):
+            commit_queue.submit(item, answers.append)
+            await commit_queue.wait_idle()
+        await asyncio.to_thread(commit_queue.close)
+        return answers
+
+    assert [str(answer) for answer in asyncio.run(run())] == ["2", "database unavailable"]
+    assert counter.resets == 2
+
+
+def test_one_thread_serves_several_sets_in_turn():
+    counter = Counter()
+
+    async def run():
+        loop, answers = asyncio.get_running_loop(), []
+        commit_queue = CommitQueue("test", counter, width=2, threads=1, reset=counter.reset, loop=loop)
+        counter.may_go.clear()
+        commit_queue.submit(1, answers.append)
+        assert await asyncio.to_thread(counter.began.wait, 10)
+        commit_queue.submit(2, answers.append)
+        await asyncio.sleep(0)
+        counter.may_go.set()
+        await commit_queue.wait_idle()
+        await asyncio.to_thread(commit_queue.close)
+        return answers
+
+    assert asyncio.run(run()) == [2, 4]
+    assert counter.sets == [1, 1]

@@ -1,5 +1,6 @@
 """Collisions are retried, an unavailable database raises BrokerUnavailable, a caller's transaction is left alone."""
 
+import asyncio
 import select
 
 import pytest
@@ -17,7 +18,6 @@ from tests.bouncer import needs_session
 from tests.factories import JobFactory, payload
 from tests.sessions import end_idle
 from tests.store.jobs.test_claims import in_threads
-from tests.waiting import wait_until
 
 pytestmark = pytest.mark.django_db(transaction=True)
 
@@ -176,13 +176,16 @@ def test_a_session_ended_while_idle_is_replaced_before_use(atomic):
 def test_the_event_loop_does_not_send_on_a_session_that_has_ended():
     if connection.vendor != "postgresql" or not pipeline.has_psycopg3():
         pytest.skip("about psycopg 3")
-    connection.ensure_connection()
-    session = dialect_of(connection).lend(connection)
-    in_flight = session.begin([], lambda rows: rows, lambda error: error)
-    wait_until(lambda: in_flight.read() == [], what="a session that lives sends")
-    end_idle(connection)
-    assert session.begin([], lambda rows: rows, lambda error: error) is None
-    connection.close()  # the next test opens a new session
+    own = connection.copy()
+    own.ensure_connection()
+    loop = asyncio.new_event_loop()
+    taken = dialect_of(own).take_for_loop(own)
+    taken.start(loop)
+    assert taken.is_usable()
+    end_idle(own)
+    assert not taken.is_usable()
+    assert own.connection is None
+    loop.close()
 
 
 @needs_session("LISTEN belongs to a session")

@@ -12,14 +12,13 @@ from collections.abc import Callable, Collection, Iterator, Sequence
 from contextlib import AbstractContextManager
 from datetime import UTC, date, datetime
 from functools import lru_cache
-from typing import Any, Protocol, TypeVar
+from typing import Any
 from weakref import WeakKeyDictionary
 
-from django.db import Error
 from django.db.backends.base.base import BaseDatabaseWrapper
 from django.db.backends.utils import CursorWrapper
 
-from ...core.in_flight import InFlightExchange
+from ...core.loop_connection import LoopConnection
 from ...core.payloads import Ack, Delivery, JobPayload, Reservation
 from ..chunks import chunks
 from .job_columns import NewRow
@@ -34,8 +33,6 @@ from .values import (
     Tally,
 )
 from .write_queue import NO_QUEUE
-
-Result = TypeVar("Result")
 
 JOB = "django_faktory_job"
 QUEUE = "django_faktory_queue"
@@ -101,22 +98,6 @@ def unique_key_of(job: JobPayload) -> str | None:
 
 # Created by the thousand, and free of reference cycles: the garbage collector need not track them (ADR 0004).
 _SAVE = f"UPDATE {JOB} SET {', '.join(f'{column} = %s' for column in FailureColumns._fields[1:])} WHERE id = %s"
-
-
-class LoopSession(Protocol):
-    """An idle connection that sends statements without waiting. Invalid once its thread uses the connection again."""
-
-    def begin(
-        self,
-        calls: Sequence[Any],
-        on_rows: Callable[[Any], Result | Callable[[], Result]],
-        on_error: Callable[[Error], Callable[[], Result]],
-    ) -> InFlightExchange[Result] | None:
-        """Send statements of `Dialect.build_exchange` as a transaction; None, with nothing done, if impossible now.
-
-        The result of the exchange is what `on_rows` makes of the rows, or `on_error` of a failure. Raises Error, with
-        nothing sent, for a value that no statement can take.
-        """
 
 
 class Dialect(ABC):
@@ -258,8 +239,12 @@ class Dialect(ABC):
         """
         return None
 
-    def lend(self, connection: BaseDatabaseWrapper) -> LoopSession | None:  # noqa: ARG002
-        """Return the idle connection as a session that an event loop can use (ADR 0021), or None."""
+    def can_use_loop(self, connection: BaseDatabaseWrapper) -> bool:  # noqa: ARG002
+        """Return whether `take_for_loop` can succeed with this driver and these settings. Needs no open connection."""
+        return False
+
+    def take_for_loop(self, connection: BaseDatabaseWrapper) -> LoopConnection | None:  # noqa: ARG002
+        """Return this idle connection of the calling thread as one of an event loop (ADR 0021), or None."""
         return None
 
     def build_exchange(
@@ -270,7 +255,7 @@ class Dialect(ABC):
         plan: ClaimPlan,
         now: datetime | None,
     ) -> tuple[list[Any], Callable[[Any], tuple[AckResult, list[Reservation]]]]:
-        """Return the statements of `exchange`, and the function that reads their rows; only for `LoopSession.begin`."""
+        """Return the calls of `exchange`, and the function that reads their rows; for `LoopConnection.execute`."""
         raise NotImplementedError
 
     @abstractmethod

@@ -112,6 +112,11 @@ class Exchange:
         # Different requests that got too few jobs need a second plan, by the number of waiting jobs.
         return sum(not job.is_prefetched for job in claimed) >= sum(request.count for request in self.requests)
 
+    def schedule_checks(self, plan: ClaimPlan) -> None:
+        """Schedule checks of a claim whose outcome is unknown. Without requests nothing was claimed."""
+        if plan.claim is not None and self.requests:
+            self.context.claim_numbers.schedule_checks(plan.claim)
+
     def conclude(self, plan: ClaimPlan, ending: AckResult, claimed: list[Reservation]) -> ExchangeReply:
         """Finish the exchange and return its results. May block on further queries, see `needs_no_query`.
 

@@ -1,16 +1,10 @@
 """Hot statements sent directly through libpq: values, rows, errors and transactions are as with the driver."""
 
-import asyncio
-import os
-import select
-import socket
-import struct
 from datetime import UTC, datetime
 
 import psycopg
 import psycopg.types.string
 import pytest
-import uvloop
 from django.db import DataError, IntegrityError, InterfaceError, OperationalError, connection, transaction
 from django.db.backends.utils import CursorWrapper
 from django.test.utils import CaptureQueriesContext
@@ -305,70 +299,6 @@ def test_another_client_encoding_uses_the_driver(sent):
         finally:
             cursor.execute("SET client_encoding TO utf8")
     assert sent == []
-
-
-@pytest.mark.parametrize("new_loop", [asyncio.new_event_loop, uvloop.new_event_loop], ids=["asyncio", "uvloop"])
-def test_a_reset_after_a_partial_answer_is_reported_at_once(new_loop):
-    """libuv reports a reset once, and never again: the part read before it must not count as the whole answer."""
-    echo = Command("echo", ["text"], "SELECT $1")
-    connection.close()
-    make_ready(echo)
-    near, far = connected()
-    os.dup2(near.fileno(), connection.connection.pgconn.socket)
-    flight = prepared.PreparedSession.of(connection).begin([(echo, ["?"])], lambda rows: rows, lambda error: error)
-    outcomes = []
-
-    def read():
-        if (outcome := flight.read()) is not None:
-            outcomes.append(outcome)
-            loop.remove_reader(flight_fd)
-            loop.stop()
-
-    far.send(b"2\x00\x00")  # the first three bytes of a message
-    far.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
-    far.close()
-    loop, flight_fd = new_loop(), flight.fd
-    loop.add_reader(flight_fd, read)
-    loop.call_later(5, loop.stop)
-    loop.run_forever()
-    loop.close()
-    assert [type(outcome) for outcome in outcomes] == [OperationalError]
-    assert connection.connection.closed
-    connection.close()
-    near.close()
-
-
-@pytest.mark.parametrize("is_reset", [True, False])
-def test_a_reset_after_a_complete_answer_is_reported_with_it(is_reset):
-    """libuv reports the end once, with the answer: the next query on this connection would wait without end."""
-    echo = Command("echo", ["text"], "SELECT $1")
-    connection.close()
-    make_ready(echo)
-    real = os.dup(connection.connection.pgconn.socket)
-    flight = prepared.PreparedSession.of(connection).begin([(echo, ["?"])], lambda rows: rows, lambda error: error)
-    with socket.socket(fileno=real) as postgresql:
-        assert select.select([postgresql], [], [], 10)[0]
-        answer = postgresql.recv(65_536)
-    near, far = connected()
-    os.dup2(near.fileno(), connection.connection.pgconn.socket)
-    far.send(answer)
-    if is_reset:
-        far.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
-        far.close()
-    assert flight.read() == [[("?",)]]
-    assert flight.is_last is is_reset
-    connection.close()
-    near.close()
-    far.close()
-
-
-def connected():
-    """Return two ends of a TCP connection; the first one does not block."""
-    with socket.create_server(("127.0.0.1", 0)) as listening:
-        near = socket.create_connection(listening.getsockname())
-        far, _ = listening.accept()
-    near.setblocking(False)
-    return near, far
 
 
 @pytest.mark.parametrize("some", [[None, 'quo"te, }'], ['quo"te, }', None], [None, None], ["", None, "a"]], ids=repr)

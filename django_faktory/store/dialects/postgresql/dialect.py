@@ -16,17 +16,18 @@ from django.db.backends.utils import CursorWrapper
 from ....core.payloads import Ack, Delivery, Reservation
 from ....errors import ReservationLost
 from ...database_errors import error_code
-from ..base import LIMIT, Dialect, LoopSession, OrderedJobs
-from ..idle_sessions import is_readable
+from ..base import LIMIT, Dialect, OrderedJobs
+from ..idle_sessions import was_ended
 from ..values import AckResult, ClaimPlan, FailureColumns, HandoffResult, LockedRows, PushResult, Tally
 from .calls import call
 from .failures import READ, lock_failed_calls, save_calls
 from .jobs import ADD_TO_COUNTERS, MARK_SUCCEEDED, NOT_HELD, claim_calls, end_call, read_ends
 from .lock_handoff import LockHandoff
 from .locks import READY
-from .pipeline import Rows
+from .loop_connection import LoopConnection
+from .pipeline import Rows, has_psycopg3, observes_statements
 from .pooler import is_pooled
-from .prepared import Call, PreparedSession, can_join, execute_and_commit, execute_on, keeps_session
+from .prepared import Call, can_join, execute_and_commit, execute_on, keeps_session
 from .push import lock_call, push_call, read_result
 from .reservations import confirm, extend
 from .rows import reservations
@@ -119,8 +120,11 @@ class PostgresqlDialect(Dialect):
         calls, read = self.build_exchange(connection, jobs, acks, plan, now)
         return read(execute_on(connection, calls))
 
-    def lend(self, connection: BaseDatabaseWrapper) -> LoopSession | None:
-        return PreparedSession.of(connection)
+    def can_use_loop(self, connection: BaseDatabaseWrapper) -> bool:
+        return has_psycopg3() and not observes_statements(connection)
+
+    def take_for_loop(self, connection: BaseDatabaseWrapper) -> LoopConnection | None:
+        return LoopConnection.take(connection)
 
     def build_exchange(
         self,
@@ -198,28 +202,7 @@ class PostgresqlDialect(Dialect):
         return free
 
     def was_ended(self, connection: BaseDatabaseWrapper) -> bool:
-        """Return whether the session was ended, for example by `pg_terminate_backend` or a restart.
-
-        Data at an idle connection may also be a notification or a changed setting, so the driver reads and classifies
-        it. One read is not enough: the server sends a last message, and then the end of file, which alone is the end.
-        """
-        session = connection.connection
-        if session.closed:
-            return True
-        try:
-            while is_readable(session.fileno()):
-                if hasattr(session, "pgconn"):  # psycopg 3
-                    session.pgconn.consume_input()
-                    session.pgconn.is_busy()  # parses what was read
-                    if session.pgconn.status != 0:  # ConnStatus.OK
-                        return True
-                else:
-                    session.poll()
-                    if session.closed:
-                        return True
-        except Exception:  # noqa: BLE001 - of the driver, not of Django
-            return True
-        return False
+        return was_ended(connection.connection)
 
     def can_join(self, connection: BaseDatabaseWrapper) -> bool:
         return can_join(connection)

@@ -2,7 +2,7 @@
 
 A cursor's work for a statement (binding values, wrappers, adaptation by type) takes longer than PostgreSQL needs to run
 a hot one. Only for the package's own statements, because their types are known. Outside a transaction, all statements
-before a sync are one transaction. Main functions: `run_prepared`, `run_and_commit`; `SentStatements` does not block.
+before a sync are one transaction. Main functions: `run_prepared`, `run_and_commit`; `loop_connection` does not block.
 """
 
 from __future__ import annotations
@@ -11,10 +11,9 @@ import functools
 import select
 import struct
 import threading
-from collections.abc import Callable, Sequence
-from typing import Any, Generic, TypeVar
+from collections.abc import Sequence
+from typing import Any
 
-from django.db import Error
 from django.db.backends.base.base import BaseDatabaseWrapper
 
 from ..cursor_hooks import has_own_cursor
@@ -23,11 +22,9 @@ Rows = list[tuple[Any, ...]]
 EncodedCall = tuple[bytes, list[bytes | None], list[int]]
 """Name of a prepared statement, or SQL, its encoded values, and the format of each: 1 is binary, 0 is text."""
 
-Result = TypeVar("Result")
-
 _BINARY = 1
 # Of libpq's ExecStatusType. As numbers: a member of the driver's enumeration takes longer to find than a result.
-_FAILED, _SYNC = 7, 10
+_FAILED, SYNC = 7, 10
 _TEXT_TYPE = 25  # oid of `text` in pg_type, which is the same on every server
 _NULL = struct.pack("!i", -1)
 _PLAIN = (None, None, None)
@@ -44,7 +41,7 @@ def has_psycopg3() -> bool:
 
 
 @functools.cache
-def _driver() -> Any:
+def driver() -> Any:
     """Return psycopg 3 if its libpq supports pipelines, else None."""
     try:
         import psycopg
@@ -59,9 +56,9 @@ def can_pipeline(connection: BaseDatabaseWrapper) -> bool:
     They may not if statements are logged or wrapped, if the backend prepares its session for each cursor, if the
     encoding is not UTF-8, or if they would begin a transaction with characteristics of its own.
     """
-    if connection.execute_wrappers or connection.queries_logged or has_own_cursor(connection):
+    if observes_statements(connection):
         return False
-    psycopg, raw = _driver(), connection.connection
+    psycopg, raw = driver(), connection.connection
     if psycopg is None or not isinstance(raw, psycopg.Connection):
         return False
     # Read from libpq directly: `raw.info.encoding` takes four Python calls.
@@ -71,8 +68,13 @@ def can_pipeline(connection: BaseDatabaseWrapper) -> bool:
     return bool(raw.autocommit or not _is_idle(raw) or (raw.isolation_level, raw.read_only, raw.deferrable) == _PLAIN)
 
 
+def observes_statements(connection: BaseDatabaseWrapper) -> bool:
+    """Return whether statements are logged or wrapped, or the backend prepares its session for each cursor."""
+    return bool(connection.execute_wrappers or connection.queries_logged or has_own_cursor(connection))
+
+
 def _is_idle(raw: Any) -> bool:
-    return bool(raw.pgconn.transaction_status == _driver().pq.TransactionStatus.IDLE)
+    return bool(raw.pgconn.transaction_status == driver().pq.TransactionStatus.IDLE)
 
 
 def run_prepared(connection: BaseDatabaseWrapper, calls: Sequence[tuple[str, Sequence[Any]]]) -> list[Rows]:
@@ -82,8 +84,8 @@ def run_prepared(connection: BaseDatabaseWrapper, calls: Sequence[tuple[str, Seq
     error as Django's; later statements are not executed.
     """
     with connection.wrap_database_errors:
-        results = _run_pipeline(connection.connection, _encode_calls(calls))
-        return _rows_of_calls(results, len(calls))
+        results = _run_pipeline(connection.connection, encode_calls(calls))
+        return rows_of_calls(results, len(calls))
 
 
 def run_and_commit(connection: BaseDatabaseWrapper, calls: Sequence[tuple[str, Sequence[Any]]]) -> list[Rows]:
@@ -93,13 +95,11 @@ def run_and_commit(connection: BaseDatabaseWrapper, calls: Sequence[tuple[str, S
     After an OperationalError that closed the connection, the outcome of the commit is unknown, as with any commit.
     """
     with connection.wrap_database_errors:
-        results = _run_pipeline(connection.connection, _encode_calls(calls), final_command=b"COMMIT")
-        *rows, _ = _rows_of_calls(results, len(calls) + 1)
+        results = _run_pipeline(connection.connection, encode_calls(calls), final_command=b"COMMIT")
+        *rows, _ = rows_of_calls(results, len(calls) + 1)
         # COMMIT of a broken transaction succeeds with the status ROLLBACK.
         if results[-1].command_status != b"COMMIT":
-            raise _driver().InternalError(
-                f"expected a commit, got {results[-1].command_status!r}: nothing is committed"
-            )
+            raise driver().InternalError(f"expected a commit, got {results[-1].command_status!r}: nothing is committed")
         return rows
 
 
@@ -108,93 +108,11 @@ def prepare(connection: BaseDatabaseWrapper, name: str, sql: str) -> None:
     with connection.wrap_database_errors:
         result = connection.connection.pgconn.prepare(name.encode(), sql.encode())
         if result.status == _FAILED:
-            raise _driver().errors.error_from_result(result)
+            raise driver().errors.error_from_result(result)
 
 
-class SentStatements(Generic[Result]):
-    """Prepared statements that the constructor sent without waiting for their rows: an `InFlightExchange`.
-
-    The result is what `on_rows` makes of the rows, or `on_error` of Django's error. The connection must not be used
-    until everything was read; after an error that is not a statement's it is closed. `poll` is that of its socket.
-    """
-
-    def __init__(
-        self,
-        connection: BaseDatabaseWrapper,
-        calls: Sequence[tuple[str, Sequence[Any]]],
-        on_rows: Callable[[list[Rows]], Result | Callable[[], Result]],
-        on_error: Callable[[Error], Callable[[], Result]],
-        *,
-        poll: Callable[[int], Sequence[object]],
-    ) -> None:
-        self._connection, self._call_count, self._on_rows, self._on_error = connection, len(calls), on_rows, on_error
-        self._poll = poll
-        self._results: list[Any] = []
-        self.is_last = False
-        # Until it is encoded the connection is not touched: a value that cannot be encoded must not close it.
-        with connection.wrap_database_errors:
-            encoded = _encode_calls(calls)
-        self._pgconn = connection.connection.pgconn
-        self.fd: int = self._pgconn.socket
-        try:
-            _send(connection.connection, encoded)
-            # libpq keeps what a full socket does not take; the event loop must not wait for it (ADR 0021).
-            self.is_sent: bool = not self._pgconn.flush()
-        except BaseException:
-            self._pgconn.finish()
-            with connection.wrap_database_errors:
-                raise
-
-    def send(self) -> None:
-        """Send the next part, if the socket did not take everything."""
-        try:
-            self.is_sent = not self._pgconn.flush()
-        except _driver().Error:
-            self._pgconn.finish()  # the next `read` reports it
-
-    def read(self) -> Result | Callable[[], Result] | None:
-        """Return the result, or None until all of it has arrived."""
-        is_whole = False
-        try:
-            is_whole = self._receive()
-            if not is_whole:
-                return None
-            self.is_last = bool(self._poll(0))
-            rows = _rows_of_calls(self._results, self._call_count)
-        except BaseException:  # noqa: BLE001  (raised again unless it is an Error)
-            if not is_whole:
-                self._pgconn.finish()  # the next user would read results that are not its own
-            # `wrap_database_errors` is entered for an error only: this runs for each exchange of a server.
-            try:
-                with self._connection.wrap_database_errors:
-                    raise
-            except Error as error:
-                return self._on_error(error)
-        return self._on_rows(rows)
-
-    def _receive(self) -> bool:
-        """Receive the results that have arrived, and return whether they are complete."""
-        pgconn = self._pgconn
-        while True:
-            pgconn.consume_input()
-            # libpq returns None after each statement's results; two in succession mean that none is outstanding.
-            was_none = False
-            while not pgconn.is_busy():
-                result = pgconn.get_result()
-                if result is None and was_none:
-                    raise _driver().OperationalError("expected results of what was sent, the connection is lost")
-                was_none = result is None
-                if was_none:
-                    continue
-                if result.status == _SYNC:
-                    pgconn.exit_pipeline_mode()
-                    return True
-                self._results.append(result)
-            if not self._poll(0):  # read all input: libuv reports a reset behind the data only once
-                return False
-
-
-def _encode_calls(calls: Sequence[tuple[str, Sequence[Any]]]) -> list[EncodedCall]:
+def encode_calls(calls: Sequence[tuple[str, Sequence[Any]]]) -> list[EncodedCall]:
+    """Encode calls, each the name of a prepared statement, or SQL, and its values. Raises the driver's errors."""
     encoded: list[EncodedCall] = []
     for name, values in calls:
         data: list[bytes | None] = []
@@ -218,7 +136,7 @@ def _encode_calls(calls: Sequence[tuple[str, Sequence[Any]]]) -> list[EncodedCal
 
 def _run_pipeline(raw: Any, calls: Sequence[EncodedCall], *, final_command: bytes = b"") -> list[Any]:
     try:
-        _send(raw, calls, final_command=final_command)
+        send_calls(raw, calls, final_command=final_command)
         if raw.pgconn.flush():
             _flush(raw.pgconn)
         return _receive_results(raw.pgconn)
@@ -227,13 +145,24 @@ def _run_pipeline(raw: Any, calls: Sequence[EncodedCall], *, final_command: byte
         raise
 
 
-def _send(raw: Any, calls: Sequence[EncodedCall], *, final_command: bytes = b"") -> None:
-    """Send all statements and the sync; BEGIN first, if the connection should be in a transaction."""
+def send_calls(
+    raw: Any,
+    calls: Sequence[EncodedCall],
+    prepared: Sequence[tuple[str, str]] = (),
+    *,
+    final_command: bytes = b"",
+) -> None:
+    """Send all statements and the sync; BEGIN first, if the connection should be in a transaction.
+
+    Prepares statements, each a name and its SQL, before all others.
+    """
     pgconn = raw.pgconn
     pgconn.enter_pipeline_mode()
     if not raw.autocommit and _is_idle(raw):
         # In the same pipeline, so that it costs no round trip; the driver would send it before its first statement.
         pgconn.send_query_params(b"BEGIN", None)
+    for name, sql in prepared:
+        pgconn.send_prepare(name.encode(), sql.encode())
     for command, values, formats in calls:
         if b" " in command:
             pgconn.send_query_params(command, values, None, formats, _BINARY)
@@ -256,19 +185,20 @@ def _receive_results(pgconn: Any) -> list[Any]:
         result = pgconn.get_result()
         if result is None:  # libpq returns it after the results of each statement
             continue
-        if result.status == _SYNC:
+        if result.status == SYNC:
             pgconn.exit_pipeline_mode()
             return results
         results.append(result)
 
 
-def _rows_of_calls(results: list[Any], call_count: int) -> list[Rows]:
+def rows_of_calls(results: list[Any], call_count: int) -> list[Rows]:
+    """Return the rows of the last calls; raise the first error, as the driver's."""
     rows: list[Rows] = []
     for result in results:
         if result.status == _FAILED:  # later results only report that the pipeline was aborted
-            raise _driver().errors.error_from_result(result)
+            raise driver().errors.error_from_result(result)
         rows.append(_reader().rows(result) if result.ntuples else [])
-    # The result of BEGIN, if it was sent, comes first and is left out.
+    # Results of BEGIN, or of statements that were prepared, come first and are left out.
     return rows[len(rows) - call_count :]
 
 
@@ -289,7 +219,7 @@ def _encode_value(value: Any) -> bytes | None:
         return f"{{{','.join(['NULL' if item is None else str(item) for item in value])}}}".encode()
     data = (value if isinstance(value, str) else str(value)).encode()
     if b"\x00" in data:  # libpq would treat it as the end of the value
-        raise _driver().DataError("expected text without NUL (0x00), got some")
+        raise driver().DataError("expected text without NUL (0x00), got some")
     return data
 
 
@@ -325,7 +255,7 @@ class _Reader(threading.local):
         from psycopg.types import datetime, numeric, string
 
         # An adapters map of its own: those of the connection may contain the project's loaders.
-        adapters = AdaptersMap(types=_driver().adapters.types)
+        adapters = AdaptersMap(types=driver().adapters.types)
         adapters.register_loader("bool", booleans.BoolBinaryLoader)
         adapters.register_loader("int2", numeric.Int2BinaryLoader)
         adapters.register_loader("int4", numeric.Int4BinaryLoader)

@@ -8,8 +8,7 @@ from __future__ import annotations
 
 import re
 import secrets
-import select
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from typing import Any, ClassVar
 from weakref import WeakKeyDictionary
 
@@ -18,7 +17,7 @@ from django.db.backends.base.base import BaseDatabaseWrapper
 
 from ....core.logs import get_logger
 from . import functions
-from .pipeline import Result, Rows, SentStatements, can_pipeline, has_psycopg3, prepare, run_and_commit, run_prepared
+from .pipeline import Rows, can_pipeline, has_psycopg3, prepare, run_and_commit, run_prepared
 from .pooler import is_pooled
 
 logger = get_logger(__name__)
@@ -136,7 +135,7 @@ def execute_on(connection: BaseDatabaseWrapper, calls: Sequence[Call]) -> list[R
             return run_prepared(connection, _texts(connection, calls))
         except Error as error:
             # Inside a transaction it is broken; the next one sends unprepared statements.
-            if not _disable_if_lost(error) or connection.in_atomic_block:
+            if not disable_if_lost(error) or connection.in_atomic_block:
                 raise
         return run_prepared(connection, _texts(connection, calls))
     except Error as error:
@@ -156,57 +155,15 @@ def execute_and_commit(connection: BaseDatabaseWrapper, calls: Sequence[Call]) -
         return run_and_commit(connection, _texts(connection, calls))
     except Error as error:
         # The caller has to roll back, whether or not prepared statements are lost.
-        _disable_if_lost(error)
+        disable_if_lost(error)
         raise
-
-
-class PreparedSession:
-    """Prepared statements of a connection that an event loop borrows (ADR 0021).
-
-    Conditions that only the connection's thread can change are checked once, in `of`.
-    """
-
-    def __init__(self, connection: BaseDatabaseWrapper) -> None:
-        self._connection = connection
-        self._names: dict[Command, str] = {}
-        poll = select.poll()  # kept, because creating one takes as long as a poll
-        poll.register(connection.connection.pgconn.socket, select.POLLIN)
-        self._poll = poll.poll
-        """Return the socket's events after at most this many milliseconds; empty if it has no input."""
-
-    @classmethod
-    def of(cls, connection: BaseDatabaseWrapper) -> PreparedSession | None:
-        """Return the session, or None if its statements must go through the thread."""
-        raw = connection.connection
-        if raw is None or raw.closed or connection.in_atomic_block or not connection.autocommit:
-            return None
-        return cls(connection) if Command.works and can_pipeline(connection) else None
-
-    def begin(
-        self,
-        calls: Sequence[Call],
-        on_rows: Callable[[list[Rows]], Result | Callable[[], Result]],
-        on_error: Callable[[Error], Callable[[], Result]],
-    ) -> SentStatements[Result] | None:
-        """Send statements without waiting for their rows; None, with nothing done, unless all are prepared."""
-        # Input between two messages is the session's end, a notice or a notification: the thread finds out which.
-        if not Command.works or self._poll(0):
-            return None
-        named: list[tuple[str, Sequence[Any]]] = []
-        for command, values in calls:
-            name = self._names.get(command) or command.prepared_name(self._connection)
-            if not name:
-                return None
-            self._names[command] = name
-            named.append((name, values))
-        return SentStatements(self._connection, named, on_rows, on_error, poll=self._poll)
 
 
 def _texts(connection: BaseDatabaseWrapper, calls: Sequence[Call]) -> list[tuple[str, Sequence[Any]]]:
     return [(command.text(connection), values) for command, values in calls]
 
 
-def _disable_if_lost(error: Error) -> bool:
+def disable_if_lost(error: Error) -> bool:
     """Return whether the error means that a pooler took prepared statements from this session.
 
     If so, this process uses no prepared statements from then on.
