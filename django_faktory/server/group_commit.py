@@ -133,7 +133,7 @@ class CommitQueue(Generic[Item, Answer]):
             if answers is None:
                 answers = await self._in_thread(partial(self._execute_in_thread, lane, items))
             # Not now: the next set is sent first, and runs while these are written.
-            self._loop.call_soon(_answer_all, command_set, answers)
+            self._loop.call_soon(self._answer_set, command_set, answers)
             if self._pause_s and (pause_s := self._pause_s(items, time.monotonic() - began_at)):
                 await asyncio.sleep(pause_s)
         self._free.append(lane)
@@ -148,14 +148,13 @@ class CommitQueue(Generic[Item, Answer]):
             lane.connection = None
             return None
         try:
-            answers = await self._on_loop(lane.connection, items, self._in_thread)
-            return None if answers is None else self._without_details(answers)
+            return await self._on_loop(lane.connection, items, self._in_thread)
         except BrokerUnavailable as error:
-            return self._unavailable(items, error)
-        except Exception as error:  # the outcome is unknown
+            return [error] * len(items)
+        except Exception:  # the outcome is unknown
             logger.exception("set failed on the event loop items=%d", len(items))
             lane.connection.close()
-            return self._unavailable(items, error)
+            return [BrokerUnavailable("internal error")] * len(items)
 
     def _pop_set(self) -> CommandSet[Item, Answer]:
         """Remove and return the next set: one item of any weight, and more up to a total of `MAX_SET_WEIGHT`."""
@@ -193,10 +192,10 @@ class CommitQueue(Generic[Item, Answer]):
 
     def _answers(self, items: list[Item]) -> Answers[Answer]:
         try:
-            return self._without_details(self._execute(items))
+            return self._execute(items)
         except BrokerUnavailable as error:
             self._reset()
-            return self._unavailable(items, error)
+            return [error] * len(items)
         except Exception as error:  # one bad command must not fail the other commands of the set, nor end the thread
             self._reset()
             if len(items) > 1:
@@ -207,17 +206,19 @@ class CommitQueue(Generic[Item, Answer]):
             logger.exception("command failed item=%s", _describe(items[0]))
             return [FaktoryError("internal error")]
 
-    def _unavailable(self, items: list[Item], error: object) -> Answers[Answer]:
-        self._log_unavailable(len(items), error)
-        return [BrokerUnavailable("database unavailable")] * len(items)
-
-    def _without_details(self, answers: Answers[Answer]) -> Answers[Answer]:
-        """Log errors of single commands and replace their text: the driver's message must not reach clients."""
-        unavailable = [answer for answer in answers if _is_unavailable(answer)]
-        if not unavailable:
-            return answers
-        self._log_unavailable(len(unavailable), unavailable[0])
-        return [BrokerUnavailable("database unavailable") if _is_unavailable(answer) else answer for answer in answers]
+    def _answer_set(self, command_set: CommandSet[Item, Answer], answers: Answers[Answer]) -> None:
+        unavailable: list[BrokerUnavailable] = []
+        for (item, answer), result in zip(command_set, answers, strict=True):
+            try:
+                if isinstance(result, BrokerUnavailable) and not isinstance(result, LockTimeout):
+                    unavailable.append(result)
+                    answer(BrokerUnavailable("database unavailable"))  # the driver's message must not reach clients
+                else:
+                    answer(result)
+            except Exception:  # the other items of the set still need their answers
+                logger.exception("answer failed item=%s", _describe(item))
+        if unavailable:
+            self._log_unavailable(len(unavailable), unavailable[0])
 
     def _log_unavailable(self, commands: int, error: object) -> None:
         self._failed += commands
@@ -227,18 +228,6 @@ class CommitQueue(Generic[Item, Answer]):
 
 
 _item_of = itemgetter(0)
-
-
-def _answer_all(command_set: CommandSet[Any, Any], answers: Answers[Any]) -> None:
-    for (item, answer), result in zip(command_set, answers, strict=True):
-        try:
-            answer(result)
-        except Exception:  # the other items of the set still need their answers
-            logger.exception("answer failed item=%s", _describe(item))
-
-
-def _is_unavailable(answer: object) -> bool:
-    return isinstance(answer, BrokerUnavailable) and not isinstance(answer, LockTimeout)
 
 
 def _describe(item: object) -> str:

@@ -124,7 +124,8 @@ class Exchange:
         claims replacements for jobs that lose the race for a lock or permit.
         """
         context = self.context
-        make_waiters_ready(connections[context.using], ending)
+        if ending.readied or ending.blocked or ending.limiters:
+            make_waiters_ready(connections[context.using], ending)
         acked: Sequence[FaktoryError | bool] = []
         if self.acks:
             acked = acknowledgements.conclude(

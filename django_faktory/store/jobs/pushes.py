@@ -12,6 +12,7 @@ from operator import attrgetter
 from django.db import connections
 from django.db.backends.base.base import BaseDatabaseWrapper
 
+from ...core.job_options import JobOptions
 from ...core.payloads import JobPayload
 from ...errors import FaktoryError, NotUnique
 from ..dialects import clock_of, dialect_of
@@ -104,19 +105,21 @@ def _push_with_lookups(
 
 def _any_needs_lookup(jobs: Sequence[JobPayload], dialect: Dialect) -> bool:
     """Return True if one of the jobs needs lookups before its insert: of its batch, or of its keys."""
-    for job in jobs:
-        options = job.options
-        if options and (
-            options.bid is not None
-            or (not dialect.stores_keyed and (options.unique_key is not None or options.lock_key is not None))
-        ):
-            return True
-    return False
+    return any(job.options and _needs_lookup(job.options, dialect) for job in jobs)
+
+
+def _needs_lookup(options: JobOptions, dialect: Dialect) -> bool:
+    has_key = options.unique_key is not None or options.lock_key is not None
+    return options.bid is not None or (has_key and not dialect.stores_keyed)
 
 
 def may_wait(jobs: Sequence[JobPayload], dialect: Dialect) -> bool:
     """Return True if the push of one of the jobs may wait for another transaction, or needs lookups."""
-    return any(job.options and job.options.may_block for job in jobs) or _any_needs_lookup(jobs, dialect)
+    # A loop: a generator takes longer than the rest of it, and nearly all jobs have no options.
+    for job in jobs:  # noqa: SIM110
+        if job.options and (job.options.may_block or _needs_lookup(job.options, dialect)):
+            return True
+    return False
 
 
 def order_jobs(jobs: Sequence[JobPayload]) -> OrderedJobs:

@@ -17,6 +17,7 @@ from ....core.payloads import Ack, Delivery, Reservation
 from ....errors import ReservationLost
 from ...database_errors import error_code
 from ..base import LIMIT, Dialect, OrderedJobs
+from ..cursor_hooks import has_own_cursor
 from ..idle_sessions import was_ended
 from ..values import AckResult, ClaimPlan, FailureColumns, HandoffResult, LockedRows, PushResult, Tally
 from .calls import call
@@ -25,7 +26,7 @@ from .jobs import ADD_TO_COUNTERS, MARK_SUCCEEDED, NOT_HELD, claim_calls, end_ca
 from .lock_handoff import LockHandoff
 from .locks import READY
 from .loop_connection import LoopConnection
-from .pipeline import Rows, has_psycopg3, observes_statements
+from .pipeline import Rows, has_psycopg3
 from .pooler import is_pooled
 from .prepared import Call, can_join, execute_and_commit, execute_on, keeps_session
 from .push import lock_call, push_call, read_result
@@ -121,7 +122,7 @@ class PostgresqlDialect(Dialect):
         return read(execute_on(connection, calls))
 
     def can_use_loop(self, connection: BaseDatabaseWrapper) -> bool:
-        return has_psycopg3() and not observes_statements(connection)
+        return has_psycopg3() and not has_own_cursor(connection)
 
     def take_for_loop(self, connection: BaseDatabaseWrapper) -> LoopConnection | None:
         return LoopConnection.take(connection)
@@ -136,7 +137,7 @@ class PostgresqlDialect(Dialect):
     ) -> tuple[list[Call], Callable[[list[Rows]], tuple[AckResult, list[Reservation]]]]:
         """Return the calls of an exchange, and the function that reads their rows."""
         # Ends before inserts: they have locked the rows that these jobs replace, in one order with theirs (ADR 0030).
-        calls = [end_call(connection, acks, now, [job.jid for _, job in jobs])] if acks else []
+        calls = [end_call(connection, acks, now, [job.jid for _, job in jobs] if jobs else ())] if acks else []
         calls += [push_call(jobs, now, may_exist=True)] if jobs else []
         # Acks and pushes must be on disk when they are answered (ADR 0006).
         claims_from = len(calls)

@@ -26,15 +26,16 @@ class LoopConnection:
     """The `core.loop_connection.LoopConnection` of PostgreSQL."""
 
     def __init__(self, connection: BaseDatabaseWrapper, *, read_anyway_s: float = READ_ANYWAY_S) -> None:
-        self.connection = connection
+        self.connection: Any = connection
         self._read_anyway_s = read_anyway_s
-        self._may_prepare = keeps_session(connection)
+        self._keeps_session = keeps_session(connection)
         self._pgconn = connection.connection.pgconn
         self._fd: int = self._pgconn.socket
         poll = select.poll()  # kept, because creating one takes as long as a poll
         poll.register(self._fd, select.POLLIN)
         self._poll = poll.poll
-        self._names: dict[Command, str] = {}
+        self._texts: dict[Command, str] = {}
+        """Names of prepared statements, or their SQL."""
         self._results: list[Any] = []
         self._answer: Any = None  # a future of the loop, while calls are executed
         self._timer: Any = None
@@ -70,14 +71,15 @@ class LoopConnection:
             self.connection.connection = None
 
     async def execute(self, calls: Sequence[Call]) -> list[Rows]:
-        new = self._name_new(calls)
-        names = {**self._names, **new} if new else self._names
+        texts, new = self._texts, dict[str, str]()
+        if not texts.keys() >= dict(calls).keys():
+            texts, new = self._with_new(calls)
         is_clean = True
         try:
             with self.connection.wrap_database_errors:
-                encoded = encode_calls([(names.get(command) or command.sql, values) for command, values in calls])
+                encoded = encode_calls([(texts[command], values) for command, values in calls])
                 is_clean = False
-                send_calls(self.connection.connection, encoded, [(name, command.sql) for command, name in new.items()])
+                send_calls(self.connection.connection, encoded, new)
                 # libpq keeps what a full socket does not take; the loop must not wait for it.
                 if self._pgconn.flush():
                     self._loop.add_writer(self._fd, self._on_writable)
@@ -88,22 +90,24 @@ class LoopConnection:
                 is_clean = True
                 rows = rows_of_calls(results, len(calls))
         except Error as error:
-            disable_if_lost(error)
+            if disable_if_lost(error):
+                self._texts = {}
             raise
         finally:
             self._answer = None
             if not is_clean:
                 self.close()  # the next user would read results that are not its own
-        self._names = names
+        self._texts = texts
         return rows
 
-    def _name_new(self, calls: Sequence[Call]) -> dict[Command, str]:
-        """Return the commands that are to be prepared before these calls, and their names in the session."""
-        if not (self._may_prepare and Command.works):
-            self._names = {}
-            return {}
+    def _with_new(self, calls: Sequence[Call]) -> tuple[dict[Command, str], dict[str, str]]:
+        """Return the texts of all commands, and by name the SQL of those to prepare in the same message."""
+        new = [command for command, _ in calls if command not in self._texts]
+        if not (self._keeps_session and Command.works):
+            return {**self._texts, **{command: command.sql for command in new}}, {}
         # Unique: behind a pooler that was not detected, another process may have prepared such a statement.
-        return {command: f"{command.name}_{secrets.token_hex(6)}" for command, _ in calls if command not in self._names}
+        names = {command: f"{command.name}_{secrets.token_hex(6)}" for command in new}
+        return {**self._texts, **names}, {name: command.sql for command, name in names.items()}
 
     def _on_timer(self) -> None:
         self._timer = None

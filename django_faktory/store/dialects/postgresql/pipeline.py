@@ -11,7 +11,7 @@ import functools
 import select
 import struct
 import threading
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 from django.db.backends.base.base import BaseDatabaseWrapper
@@ -27,6 +27,7 @@ _BINARY = 1
 _FAILED, SYNC = 7, 10
 _TEXT_TYPE = 25  # oid of `text` in pg_type, which is the same on every server
 _NULL = struct.pack("!i", -1)
+_NOTHING: Mapping[str, str] = {}
 _PLAIN = (None, None, None)
 """Transaction characteristics with which the driver sends a plain BEGIN."""
 
@@ -56,7 +57,7 @@ def can_pipeline(connection: BaseDatabaseWrapper) -> bool:
     They may not if statements are logged or wrapped, if the backend prepares its session for each cursor, if the
     encoding is not UTF-8, or if they would begin a transaction with characteristics of its own.
     """
-    if observes_statements(connection):
+    if connection.execute_wrappers or connection.queries_logged or has_own_cursor(connection):
         return False
     psycopg, raw = driver(), connection.connection
     if psycopg is None or not isinstance(raw, psycopg.Connection):
@@ -66,11 +67,6 @@ def can_pipeline(connection: BaseDatabaseWrapper) -> bool:
         return False
     # A transaction that has begun already has its characteristics; only a BEGIN of our own would be a plain one.
     return bool(raw.autocommit or not _is_idle(raw) or (raw.isolation_level, raw.read_only, raw.deferrable) == _PLAIN)
-
-
-def observes_statements(connection: BaseDatabaseWrapper) -> bool:
-    """Return whether statements are logged or wrapped, or the backend prepares its session for each cursor."""
-    return bool(connection.execute_wrappers or connection.queries_logged or has_own_cursor(connection))
 
 
 def _is_idle(raw: Any) -> bool:
@@ -124,7 +120,9 @@ def encode_calls(calls: Sequence[tuple[str, Sequence[Any]]]) -> list[EncodedCall
                 data.append(value.encode())
             elif value is None or type(value) is int:
                 data.append(None if value is None else b"%d" % value)
-            elif type(value) is list and value and type(value[0]) is not int and _are_texts(value):
+            elif not value:
+                data.append(b"{}" if type(value) is list else str(value).encode())
+            elif type(value) is list and type(value[0]) is not int and _are_texts(value):
                 is_binary = True
                 data.append(_encode_texts(value))
             else:
@@ -148,20 +146,20 @@ def _run_pipeline(raw: Any, calls: Sequence[EncodedCall], *, final_command: byte
 def send_calls(
     raw: Any,
     calls: Sequence[EncodedCall],
-    prepared: Sequence[tuple[str, str]] = (),
+    new: Mapping[str, str] = _NOTHING,
     *,
     final_command: bytes = b"",
 ) -> None:
     """Send all statements and the sync; BEGIN first, if the connection should be in a transaction.
 
-    Prepares statements, each a name and its SQL, before all others.
+    Prepares the `new` statements, SQL by name, before all others.
     """
     pgconn = raw.pgconn
     pgconn.enter_pipeline_mode()
     if not raw.autocommit and _is_idle(raw):
         # In the same pipeline, so that it costs no round trip; the driver would send it before its first statement.
         pgconn.send_query_params(b"BEGIN", None)
-    for name, sql in prepared:
+    for name, sql in new.items():
         pgconn.send_prepare(name.encode(), sql.encode())
     for command, values, formats in calls:
         if b" " in command:
