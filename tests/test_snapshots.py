@@ -8,6 +8,7 @@ import sys
 import pytest
 
 from tests import services
+from tests.bouncer import needs_session
 from tests.programs import ROOT
 from tests.settings import KIND, TAG
 
@@ -61,6 +62,7 @@ def described(how):
     return json.loads(done.stdout)
 
 
+@needs_session("the pooler's idle sessions keep the copied database in use")
 @pytest.mark.skipif(bool(services.DATABASES[KIND]().missing), reason="no server")
 def test_a_snapshot_copy_equals_the_migrated_database():
     assert described("copy") == described("migrated")

@@ -7,6 +7,7 @@ from django.db import DatabaseError, connection, connections
 
 from django_faktory.brokers.orm import OrmBroker
 from django_faktory.errors import CannotBegin, ConnectionLost, Discard
+from tests.bouncer import needs_session
 from tests.project.models import Mark
 from tests.sessions import end_idle
 from tests.settings import KIND
@@ -56,6 +57,7 @@ def test_a_transaction_that_stays_idle_for_too_long_is_an_error_of_the_task():
         Mark.objects.count()
 
 
+@needs_session("the idle session is ended")
 def test_a_transaction_begins_on_a_new_session_if_the_idle_one_has_ended():
     connection.ensure_connection()
     end_idle(connection)
@@ -64,6 +66,7 @@ def test_a_transaction_begins_on_a_new_session_if_the_idle_one_has_ended():
     assert Mark.objects.count() == 1
 
 
+@needs_session("the pooler accepts any user")
 def test_whatever_prevents_the_transaction_is_trouble_of_the_worker(monkeypatch):
     connection.close()
     monkeypatch.setitem(connections["default"].settings_dict, "PASSWORD", "wrong")

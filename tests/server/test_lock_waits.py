@@ -22,6 +22,7 @@ from django_faktory.server.lock_waits import LockWaits
 from django_faktory.server.may_block import MayBlock, execute_set, execute_waiting
 from django_faktory.store import transactions
 from django_faktory.store.dialects.postgresql.prepared import Command
+from tests.bouncer import needs_session
 from tests.server.raw import RawClient, worker
 from tests.waiting import LONGEST_WAIT_S, wait_until
 
@@ -222,6 +223,7 @@ def test_a_stopping_server_answers_commands_that_wait_for_a_lock(serve):
     assert not Job.objects.filter(jid="blocked-0001" + SUFFIX).exists()
 
 
+@needs_session("a session has its lock timeout")
 @with_locks
 def test_the_lock_timeout_of_a_session_is_reset_after_a_limited_wait():
     """The limit is set on the session, and must not apply to later statements of the same thread."""

@@ -10,6 +10,7 @@ from django_faktory.core.payloads import Ack, FetchRequest
 from django_faktory.errors import BrokerUnavailable
 from django_faktory.models import Batch, Counter, Job
 from django_faktory.store.jobs import acknowledgements, claims, pushes
+from tests.bouncer import needs_session
 from tests.deploys.rollout import another_connection
 from tests.settings import KIND
 from tests.store.batches.test_batches import commit, job, new, push
@@ -17,6 +18,7 @@ from tests.store.batches.test_batches import commit, job, new, push
 pytestmark = [
     pytest.mark.django_db(transaction=True),
     pytest.mark.skipif(KIND != "postgresql", reason="needs a lock of one row and a short wait for it"),
+    needs_session("it sets the lock timeout of its session"),
 ]
 
 
