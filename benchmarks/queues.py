@@ -10,6 +10,8 @@ import statistics
 import sys
 import time
 
+from django_faktory.store.store import Store
+
 LIMIT_MS = 100
 TIMES = 15
 NEEDED = {"BENCH_NAME": "faktory_bench_queues", "DJANGO_SETTINGS_MODULE": "benchmarks.page_settings"}
@@ -30,7 +32,7 @@ def fill(queues):
             new_job(jid=f"job-{name}", jobtype="noop", args=[], queue=name)
             for name in names[begin : begin + 10_000 : 10]
         ]
-        assert pushes.push(jobs, using="default") == [None] * len(jobs)
+        assert pushes.push(Store(), jobs) == [None] * len(jobs)
     with connection.cursor() as cursor:
         cursor.execute("ANALYZE TABLE django_faktory_job" if connection.vendor == "mysql" else "ANALYZE")
 

@@ -22,6 +22,7 @@ from .base import Broker
 if TYPE_CHECKING:
     from ..core.histograms import Recorder
     from ..core.payloads import WorkerIdentity
+    from ..store.store import Store
     from .outbox import Outbox
 
 __all__ = ["Broker", "get_broker", "get_producer", "is_in_outbox", "remote_broker", "serving_broker", "working_broker"]
@@ -76,15 +77,23 @@ def _orm_broker(**options: Any) -> Broker:
         )
     from .orm import OrmBroker  # models may be imported only when the apps are ready
 
-    return OrmBroker(
-        conf.get("DATABASE"),
-        dead_for_s=conf.get("DEAD_TTL"),
-        max_interruptions=conf.get("MAX_INTERRUPTIONS"),
-        worker_timeout_s=conf.get("WORKER_TIMEOUT"),
-        commit_within_s=conf.get("BATCH_COMMIT_WITHIN"),
-        locket=configured_locket(),
-        **options,
-    )
+    return OrmBroker(conf.get("DATABASE"), locket=configured_locket(), **_store_options(), **options)
+
+
+def configured_store(alias: str) -> Store:
+    """Return a store of this database with the periods of the settings."""
+    from ..store.store import Store  # models may be imported only when the apps are ready
+
+    return Store(alias, **_store_options())
+
+
+def _store_options() -> dict[str, Any]:
+    return {
+        "dead_for_s": conf.get("DEAD_TTL"),
+        "max_interruptions": conf.get("MAX_INTERRUPTIONS"),
+        "worker_timeout_s": conf.get("WORKER_TIMEOUT"),
+        "commit_within_s": conf.get("BATCH_COMMIT_WITHIN"),
+    }
 
 
 def configured_locket() -> Locket:

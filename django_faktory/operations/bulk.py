@@ -12,11 +12,10 @@ from collections.abc import Iterable, Sequence
 from dataclasses import asdict, dataclass, replace
 from datetime import UTC, datetime, timedelta
 from enum import StrEnum
-from functools import partial
 from typing import Any
 
 from django.core import signing
-from django.db import transaction
+from django.db import connections
 from django.db.models import Min, Q
 from django.utils.translation import gettext
 
@@ -25,12 +24,14 @@ from ..core.lifecycle import LIVE, Event, State, sources
 from ..core.queries import Query, parse_query
 from ..models import Job, JobQuerySet
 from ..models.queue import QueueQuerySet
-from ..store import notifier, queues
+from ..store import queues
 from ..store.batches import tree
 from ..store.chunks import chunks
 from ..store.jobs import bulk, transitions
 from ..store.jobs.bulk import CHUNK
+from ..store.locks.locks import notify_ready
 from ..store.notifier.base import ANY_QUEUE
+from ..store.store import Store
 from . import error_groups
 from .error_groups import FailureKind
 
@@ -146,7 +147,8 @@ class Run:
             # From the number placed so far, so that the pace continues across steps and requests.
             times = {pk: self._due_at(self.placed + place) for place, pk in enumerate(ids)}
             changed = transitions.defer(times, using=using)
-            _announce_jobs(using, changed)
+            if changed:
+                notify_ready(connections[using], {ANY_QUEUE})
         else:
             changed = _change(self.verb, ids, using)
         is_over, placed = len(found) <= size, self.placed + len(ids)
@@ -229,16 +231,12 @@ def test_one(job: Job) -> bool:
 
 def pause(rows: QueueQuerySet, by: str, reason: str) -> int:
     """Stop delivering jobs of these queues; return how many were not paused before."""
-    return len(queues.pause(_names(rows), using=rows.db, by=by, reason=reason))
+    return len(queues.pause(Store(rows.db), _names(rows), by=by, reason=reason))
 
 
 def resume(rows: QueueQuerySet) -> int:
     """Deliver jobs of these queues again; return how many were paused."""
-    using = rows.db
-    resumed = queues.resume(_names(rows), using=using)
-    if resumed:
-        _announce(using, set(resumed))
-    return len(resumed)
+    return len(queues.resume(Store(rows.db), _names(rows)))
 
 
 def _names(rows: QueueQuerySet) -> list[str]:
@@ -259,16 +257,6 @@ def _change(verb: str, ids: Sequence[int], using: str) -> int:
             change = transitions.purged
     changed = bulk.change(ids, STATES[verb], change, using=using)
     # Workers are notified after each step and not at the end, so that they start while other steps run.
-    if verb in (Verb.RETRY, Verb.REQUEUE):
-        _announce_jobs(using, changed)
+    if changed and verb in (Verb.RETRY, Verb.REQUEUE):
+        notify_ready(connections[using], {ANY_QUEUE})
     return changed
-
-
-def _announce_jobs(using: str, count: int) -> None:
-    if count:
-        _announce(using, {ANY_QUEUE})
-
-
-def _announce(using: str, names: set[str]) -> None:
-    # After the commit: a worker that wakes up earlier would not see the jobs.
-    transaction.on_commit(partial(notifier.announce, using, names), using=using)

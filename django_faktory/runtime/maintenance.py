@@ -21,7 +21,7 @@ from django.db import connections
 from django.utils import timezone
 
 from .. import conf
-from ..brokers import configured_locket
+from ..brokers import configured_locket, configured_store
 from ..core.logs import get_logger
 from ..errors import BrokerUnavailable
 from ..store import alarm_records, notifier, queues, sharing, workers
@@ -33,7 +33,6 @@ from ..store.locks import backfill, locks
 from ..store.maintenance import due
 from ..store.maintenance.pending_work import PendingWork, find_pending_work
 from ..store.maintenance.vacuum import Vacuumer
-from ..store.notifier.base import ANY_QUEUE
 from ..store.outages import of_this_node
 from ..store.statistics import counter_rows, histograms
 from ..tasks import cron, limits
@@ -123,6 +122,7 @@ class Maintenance(Loop):
     ) -> None:
         super().__init__()
         self.alias = alias
+        self._store = configured_store(alias)
         self._max_sleep_s = max_sleep_s
         self._retry_after_s = retry_after_s
         self._on_lost = on_lost or (lambda _: None)
@@ -142,7 +142,7 @@ class Maintenance(Loop):
         self._steps = self._all_steps()
 
     def _all_steps(self) -> tuple[Step, ...]:
-        alias = self.alias
+        alias, store = self.alias, self._store
         return (
             Step("cron entries of code", ON_DEMAND, lambda: cron.sync(using=alias)),
             Step("cron rows", 300.0, self._adopt_entries, lambda found: found.has_unscheduled_entries),
@@ -168,8 +168,8 @@ class Maintenance(Loop):
             Step("jobs without keys", 3600.0, self._backfill_lock_keys),
             # The vacuum itself runs in a thread of its own: due jobs do not wait for it (ADR 0009).
             Step("dead rows", 10.0, self._vacuumer.start_if_due),
-            Step("purge", 60.0, lambda: due.purge(using=alias) == due.CHUNK),
-            Step("tracking", 60.0, lambda: tracking.purge_tracking(using=alias) == tracking.CHUNK),
+            Step("purge", 60.0, lambda: due.purge(store) == due.CHUNK),
+            Step("tracking", 60.0, lambda: tracking.purge_tracking(store) == tracking.CHUNK),
             Step("batches", 60.0, self._maintain_batches),
             Step("measures", 600.0, self._purge_histograms),
             Step("minutes of measures", 600.0, self._fold_minutes),
@@ -270,7 +270,7 @@ class Maintenance(Loop):
         if wait_s is None or wait_s > 0:
             self._notice_other_nodes(wait_s)
             return sleep_s if wait_s is None else min(wait_s, sleep_s)
-        queues = due.enqueue_due(using=self.alias)
+        queues = due.enqueue_due(self._store)
         if queues:
             self._next_job_due_at = None
             self._notify_workers(queues)
@@ -311,13 +311,12 @@ class Maintenance(Loop):
         self._notify_workers(runs.enqueue_due_runs(cron.enqueue, using=self.alias))
 
     def _open_limiters(self) -> None:
-        self._notify_workers(limiters.unblock_due(using=self.alias))
+        self._notify_workers(limiters.unblock_due(self._store))
 
     def _reap_reservations(self) -> bool:
         may_judge = self._has_listened()
-        dead_for_s = conf.get("DEAD_TTL")
         # Before the node has listened long enough, reservations that a BEAT may extend are spared.
-        return failures.reap(using=self.alias, dead_for_s=dead_for_s, skip_extendable=not may_judge) == failures.CHUNK
+        return failures.reap(self._store, skip_extendable=not may_judge) == failures.CHUNK
 
     def _reclaim_lost_workers(self) -> None:
         if self._has_listened():
@@ -334,12 +333,10 @@ class Maintenance(Loop):
 
     def _reclaim_jobs_of(self, wids: list[str]) -> None:
         if wids:
-            jobs = failures.reclaim_lost(wids, using=self.alias, dead_for_s=conf.get("DEAD_TTL"))
+            jobs = failures.reclaim_lost(self._store, wids)
             logger.warning("workers lost wids=%s jobs=%d", ",".join(wids), jobs)
             self._on_lost(wids)
             if jobs:
-                # `reclaim_lost` does not return the queues of the jobs.
-                notifier.announce(self.alias, {ANY_QUEUE})
                 self._on_work(None)
 
     def _expire_locks(self) -> bool:
@@ -354,7 +351,7 @@ class Maintenance(Loop):
             self._skip_limiters_until = time.monotonic() + IDLE_LIMITERS_S
 
     def _release_stranded(self) -> bool:
-        released, queues = releases.release_stranded(VANISHED_S, using=self.alias)
+        released, queues = releases.release_stranded(self._store, VANISHED_S)
         if released:
             logger.warning("jobs were claimed and got no lock or no permits, released jobs=%d", released)
             self._notify_workers(queues)
@@ -386,9 +383,9 @@ class Maintenance(Loop):
 
     def _maintain_batches(self) -> bool:
         """Expire uncommitted batches, purge batches that ended long ago, and execute overdue steps of batches."""
-        expired = batches.expire(using=self.alias)
-        purged = batches.purge(using=self.alias, kept_for_s=conf.get("BATCH_TTL"))
-        repaired = batches.sweep(using=self.alias)
+        expired = batches.expire(self._store)
+        purged = batches.purge(self._store, kept_for_s=conf.get("BATCH_TTL"))
+        repaired = batches.sweep(self._store)
         if repaired:
             logger.error("overdue steps of batches executed batches=%d", repaired)
         return expired >= batches.CHUNK or purged >= batches.CHUNK
@@ -396,7 +393,7 @@ class Maintenance(Loop):
     def _expire_jobs(self) -> None:
         expired = 0
         # A loop, not another round: one log line has the number of all expired jobs.
-        while count := due.expire(using=self.alias):
+        while count := due.expire(self._store):
             expired += count
             if count < due.CHUNK or self._stopping.is_set():
                 break

@@ -24,6 +24,7 @@ from ..models import Job, Limit, Queue
 from .chunks import chunks
 from .dialects import dialect_of
 from .dialects.base import JOB
+from .store import Store
 from .transactions import read, run, select
 
 QUEUE = Queue._meta.db_table  # noqa: SLF001  (documented)
@@ -147,24 +148,24 @@ def forget_unused(
     return count, names[-1] if len(names) == portion_size else ""
 
 
-def pause(queues: Sequence[str] | None, *, using: str, by: str = "", reason: str = "") -> list[str]:
+def pause(store: Store, queues: Sequence[str] | None, *, by: str = "", reason: str = "") -> list[str]:
     """Stop claims of jobs from these queues, or from all known ones; return the queues not paused before.
 
     A name that was never used becomes a queue. `by` and `reason` are shown: see `pause_columns`.
     """
-    paused = Queue.objects.using(using).filter(paused_at__isnull=False)
-    already_paused: set[str] = run(using, lambda _: set(paused.values_list("name", flat=True)), atomic=False)
-    names = known_names(using=using) if queues is None else sorted(set(queues))
+    paused = Queue.objects.using(store.alias).filter(paused_at__isnull=False)
+    already_paused: set[str] = run(store.alias, lambda _: set(paused.values_list("name", flat=True)), atomic=False)
+    names = known_names(using=store.alias) if queues is None else sorted(set(queues))
     names = [name for name in names if name not in already_paused]  # a second PAUSE writes nothing
     columns = pause_columns(by, reason)
 
     def pause_names(names: Sequence[str]) -> None:
-        rows = Queue.objects.using(using)
+        rows = Queue.objects.using(store.alias)
         rows.filter(name__in=names).update(used_at=Now())  # from now on `forget_unused` leaves these rows alone
         rows.bulk_create([Queue(name=name) for name in names], ignore_conflicts=True)
         rows.filter(name__in=names, paused_at__isnull=True).update(paused_at=Now(), **columns)
 
-    _run_in_chunks(names, pause_names, using)
+    _run_in_chunks(names, pause_names, store.alias)
     return names
 
 
@@ -180,16 +181,18 @@ def read_paused(*, using: str) -> set[str]:
     return run(using, lambda _: set(rows), atomic=False)
 
 
-def resume(queues: Sequence[str] | None, *, using: str) -> list[str]:
+def resume(store: Store, queues: Sequence[str] | None) -> list[str]:
     """Allow claims from these queues again, or from all paused ones; return the queues that were paused."""
-    paused = Queue.objects.using(using).filter(paused_at__isnull=False)
+    paused = Queue.objects.using(store.alias).filter(paused_at__isnull=False)
     names: list[str] = read(paused.values_list("name", flat=True))
     resumed = sorted(names if queues is None else {*names} & {*queues})
-    _run_in_chunks(resumed, lambda chunk: paused.filter(name__in=chunk).update(paused_at=None, used_at=Now()), using)
+    values = {"paused_at": None, "used_at": Now()}
+    _run_in_chunks(resumed, lambda chunk: paused.filter(name__in=chunk).update(**values), store.alias)
+    store.announce(resumed)
     return resumed
 
 
-def latency(queues: Sequence[str], *, using: str) -> dict[str, float]:
+def latency(store: Store, queues: Sequence[str]) -> dict[str, float]:
     """Return the seconds the oldest waiting job of each queue has waited; 0.0 for queues without one.
 
     Counts enqueued and blocked jobs. One statement for any number of names; it reads the first job of each priority
@@ -197,7 +200,7 @@ def latency(queues: Sequence[str], *, using: str) -> dict[str, float]:
     """
     if not queues:
         return {}
-    rows = select(" ".join(_build_latency_sql(using)), [jsontext.encode(list(queues))], using=using)
+    rows = select(" ".join(_build_latency_sql(store.alias)), [jsontext.encode(list(queues))], using=store.alias)
     # A job may carry a later time than the statement's clock.
     return dict.fromkeys(queues, 0.0) | {name: max(0.0, age) for name, _, age in rows}
 

@@ -6,9 +6,9 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from datetime import datetime, timedelta
+from datetime import timedelta
+from functools import partial
 
-from django.db import connections
 from django.db.backends.base.base import BaseDatabaseWrapper
 from django.db.models import BigIntegerField, Case, Count, Exists, F, OuterRef, Q, QuerySet, Value, When
 from django.db.models.functions import Now
@@ -18,10 +18,11 @@ from ..core.payloads import Beat, WorkerIdentity, is_storable, make_storable
 from ..errors import FaktoryError, InvalidPayload, UnknownWorker
 from ..models import Job, WorkerProcess
 from .chunks import chunks
-from .dialects import dialect_of
 from .dialects.base import DELIVERY_LEASE_S
-from .jobs import failures
+from .jobs import failures, releases
 from .locks import locks
+from .notifier.base import ANY_QUEUE
+from .store import Store
 from .transactions import read, run
 
 CHUNK = 500
@@ -34,7 +35,7 @@ CONFIRMED_WITHIN_S = 5.0
 _ORDER = {"running": 0, "quiet": 1, "terminate": 2}
 
 
-def register(identities: Sequence[WorkerIdentity], *, using: str) -> list[FaktoryError | None]:
+def register(store: Store, identities: Sequence[WorkerIdentity]) -> list[FaktoryError | None]:
     """Register worker processes; a known one keeps its state. Return None or the error for each.
 
     At most four statements, for any number of identities.
@@ -43,7 +44,7 @@ def register(identities: Sequence[WorkerIdentity], *, using: str) -> list[Faktor
     storable = {worker.wid: worker for worker, refusal in zip(identities, refusals, strict=True) if refusal is None}
 
     def verb(_: BaseDatabaseWrapper) -> None:
-        rows = WorkerProcess.objects.using(using)
+        rows = WorkerProcess.objects.using(store.alias)
         registered = rows.filter(wid__in=sorted(storable))
         # When all are known, as after a reconnect, the UPDATE is the only statement.
         if registered.update(seen_at=Now()) < len(storable):
@@ -53,7 +54,7 @@ def register(identities: Sequence[WorkerIdentity], *, using: str) -> list[Faktor
             rows.bulk_create(missing, ignore_conflicts=True)
 
     if storable:
-        run(using, verb)
+        run(store.alias, verb)
     return [*refusals]
 
 
@@ -75,18 +76,18 @@ def _build_row(worker: WorkerIdentity) -> WorkerProcess:
     )
 
 
-def beat(
-    beats: Sequence[Beat], *, using: str, at_least_s: float = 120.0, now: datetime | None = None
-) -> list[FaktoryError | str]:
+def beat(store: Store, beats: Sequence[Beat]) -> list[FaktoryError | str]:
     """Record heartbeats; return for each "", the state the worker must enter, or the error.
 
     The state only moves forward. The UPDATE and the SELECT of the workers are not one transaction: a worker that is
     deleted in between is unknown to the SELECT. Also extends the reservations of these workers' jobs to at least
-    `at_least_s` from now, and their locks by their leases. Rows of jobs and locks that another transaction has locked
-    are skipped.
+    twice `store.worker_timeout_s` from now, so that a worker counts as lost before any of its reservations ends
+    (ADR 0026), and their locks by their leases. Rows of jobs and locks that another transaction has locked are skipped.
     """
+    # An idle worker sends no FETCH, but jobs of claims without an answer must not wait for the end of a reservation.
+    releases.release_unanswered(store)
     latest = {beat.wid: beat for beat in beats if is_storable(beat.wid)}
-    workers = WorkerProcess.objects.using(using).filter(wid__in=latest)
+    workers = WorkerProcess.objects.using(store.alias).filter(wid__in=latest)
     # One UPDATE for all beats, each with its own memory size.
     rss_kb = Case(
         *(When(wid=wid, then=Value(_clamp_kb(beat.rss_kb))) for wid, beat in latest.items()),
@@ -94,12 +95,13 @@ def beat(
         output_field=BigIntegerField(),
     )
     if latest:
-        run(using, lambda _: workers.update(beat_at=Now(), seen_at=Now(), rss_kb=rss_kb), atomic=False, writes=True)
+        seen = {"beat_at": Now(), "seen_at": Now(), "rss_kb": rss_kb}
+        run(store.alias, lambda _: workers.update(**seen), atomic=False, writes=True)
     # Read after the UPDATE: a state set by another process between the two statements is returned, not overwritten.
-    state_by_wid = run(using, lambda _: dict(workers.values_list("wid", "state")), atomic=False)
+    state_by_wid = run(store.alias, lambda _: dict(workers.values_list("wid", "state")), atomic=False)
     # Only known workers: an unknown one receives an error and has to register again.
-    locks.extend(state_by_wid, using=using)
-    _extend([beat for beat in beats if beat.wid in state_by_wid], at_least_s, using=using, now=now)
+    locks.extend(state_by_wid, using=store.alias)
+    _extend(store, [beat for beat in beats if beat.wid in state_by_wid])
     states = dict(state_by_wid)
     for beat in beats:
         if beat.wid in state_by_wid:
@@ -107,49 +109,46 @@ def beat(
     for state in ("quiet", "terminate"):
         moved = [wid for wid in state_by_wid if states[wid] == state and state_by_wid[wid] != state]
         if moved:
-            advance(moved, state, using=using)
+            advance(moved, state, using=store.alias)
     return [_reply_to(beat.wid, states) for beat in beats]
 
 
-def _extend(beats: Sequence[Beat], at_least_s: float, *, using: str, now: datetime | None) -> None:
+def _extend(store: Store, beats: Sequence[Beat]) -> None:
     """Extend the reservations of the jobs that the beats name, and of those that a killed node has probably delivered.
 
     With `keeps_delivered`, also of all delivered jobs.
     """
     held_jobs = [(beat.wid, jid, attempt) for beat in beats for jid, attempt in beat.held or () if is_storable(jid)]
-    held_jobs += _find_delivered([beat.wid for beat in beats if beat.keeps_delivered and beat.wid], using=using)
-    held_jobs += _find_unconfirmed([beat.wid for beat in beats if beat.held is None], using=using, now=now)
+    held_jobs += _find_delivered(store, [beat.wid for beat in beats if beat.keeps_delivered and beat.wid])
+    held_jobs += _find_unconfirmed(store, [beat.wid for beat in beats if beat.held is None])
+    at_least_s = 2 * store.worker_timeout_s
     for chunk in chunks(held_jobs, CHUNK):
-        run(
-            using,
-            lambda connection, chunk=chunk: dialect_of(connection).extend(connection, chunk, at_least_s, now),  # type: ignore[misc]
-            atomic=not dialect_of(connections[using]).one_statement,
-        )
+        extend = partial(store.dialect.extend, held_jobs=chunk, at_least_s=at_least_s, now=store.clock())
+        run(store.alias, extend, atomic=not store.dialect.one_statement)
 
 
-def _find_delivered(wids: Sequence[str], *, using: str) -> list[tuple[str, str, int]]:
+def _find_delivered(store: Store, wids: Sequence[str]) -> list[tuple[str, str, int]]:
     """Return (wid, jid, attempt) of these workers' jobs with a confirmed delivery.
 
     A job with an unconfirmed delivery may not have reached the worker, so the worker's BEAT must not extend it.
     """
     if not wids:
         return []
-    working = Job.objects.using(using).in_state(State.WORKING).filter(wid__in=wids)
+    working = store.jobs.in_state(State.WORKING).filter(wid__in=wids)
     delivered = working.filter(Q(claim__isnull=True) | Q(claim__gte=0)).values_list("wid", "jid", "attempt")
     return read(delivered)
 
 
-def _find_unconfirmed(wids: Sequence[str], *, using: str, now: datetime | None) -> list[tuple[str, str, int]]:
+def _find_unconfirmed(store: Store, wids: Sequence[str]) -> list[tuple[str, str, int]]:
     """Return (wid, jid, attempt) of jobs that were claimed for these workers by a node that did not confirm them.
 
     That node was killed. The worker has the job, unless the node was killed in the millisecond between claim and
     delivery. Each job is found in its first lease only, so that a job without a worker does not wait for longer than
     one reservation.
     """
-    moment = now or Now()
+    moment = store.clock() or Now()
     unconfirmed = (
-        Job.objects.using(using)
-        .in_state(State.WORKING)
+        store.jobs.in_state(State.WORKING)
         .filter(
             wid__in=wids,
             claim__lt=0,
@@ -192,16 +191,17 @@ def count_jobs_of(wids: Sequence[str], *, using: str) -> dict[str, int]:
     return run(using, lambda _: dict(counted), atomic=False)
 
 
-def unregister(wids: Sequence[str], *, using: str) -> int:
-    """Unregister workers that ended normally; return how many jobs went back to their old position."""
+def unregister(store: Store, wids: Sequence[str]) -> None:
+    """Unregister workers that ended normally; jobs that they still hold return to their old places."""
 
-    def verb(connection: BaseDatabaseWrapper) -> int:
+    def verb(_: BaseDatabaseWrapper) -> int:
         # In the transaction of the deletion: jobs of a wid without a row wait for `find_unknown_wids`.
-        returned = failures.interrupt_workers(connection, wids, using=using)
-        WorkerProcess.objects.using(using).filter(wid__in=wids).delete()
+        returned = failures.interrupt_workers(store, wids)
+        WorkerProcess.objects.using(store.alias).filter(wid__in=wids).delete()
         return returned
 
-    return run(using, verb)
+    if run(store.alias, verb):  # the queues are not known here, so workers of all queues are woken
+        store.announce({ANY_QUEUE})
 
 
 def find_stale_wids(timeout_s: float, *, using: str) -> list[str]:

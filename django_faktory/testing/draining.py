@@ -131,13 +131,12 @@ class _Drain:
             self._perform(jobs[0])
 
     def _run_maintenance(self) -> None:
-        alias, moment = self._broker.alias, self._clock.for_store()
         # The steps of maintenance that depend on time. Loops, because each call handles a bounded number of rows.
-        while due_work.enqueue_due(using=alias, now=moment):
+        while due_work.enqueue_due(self._broker):
             pass
-        while due_work.expire(using=alias, now=moment):
+        while due_work.expire(self._broker):
             pass
-        while batches.expire(using=alias, now=moment):
+        while batches.expire(self._broker):
             pass
 
     def _queues(self) -> tuple[str, ...]:

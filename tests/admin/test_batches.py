@@ -15,6 +15,7 @@ from django_faktory.admin.batches import MAX_BATCHES_SHOWN
 from django_faktory.models import Batch as Row
 from django_faktory.models import Job
 from django_faktory.store.batches import batches
+from django_faktory.store.store import Store
 from django_faktory.testing import drain
 from tests.admin.pages import words
 from tests.factories import JobFactory, staff_user
@@ -166,7 +167,7 @@ def test_the_page_of_an_expired_batch_shows_the_reason(admin_client):
     [row] = made(1)
     assert "not committed" in words(page(admin_client, "change", row.pk))
     Row.objects.update(expires_at="2020-01-01T00:00:00Z")
-    batches.expire(using="default")
+    batches.expire(Store())
     assert "expired: not committed in time" in words(page(admin_client, "change", row.pk))
 
 

@@ -13,6 +13,7 @@ from django_faktory.store.dialects.postgresql.pooler import is_pooled
 from django_faktory.store.jobs import pushes
 from django_faktory.store.notifier import publisher
 from django_faktory.store.notifier.postgresql import PostgresListener
+from django_faktory.store.store import Store
 from tests.factories import payload
 from tests.project.tasks import noop
 from tests.server.raw import RawClient, push
@@ -74,10 +75,10 @@ def test_statements_behind_pgbouncer_are_not_prepared(behind, caplog):
     behind()
     have_many_sessions()
     for _ in range(5):
-        pushes.push([payload()], using="default")
+        pushes.push(Store(), [payload()])
     for _ in range(5):
         with transaction.atomic():
-            pushes.push([payload()], using="default")
+            pushes.push(Store(), [payload()])
     assert Job.objects.count() == 10
     assert asked("SELECT name FROM pg_prepared_statements") == []
     assert caplog.text.count("going on without prepared statements") == 1
@@ -90,7 +91,7 @@ def test_a_lock_timeout_applies_only_to_its_transaction(behind):
     broker = OrmBroker("default")
     with broker.limited_lock_wait(0.05):
         for _ in range(5):
-            pushes.push([payload()], using="default")
+            pushes.push(Store(), [payload()])
             with pytest.raises(UnknownBatch):
                 broker.commit_batch("b-unknown")
         inside = transactions.run("default", lambda _: asked_once("SHOW lock_timeout"), atomic=False)

@@ -24,6 +24,7 @@ from django_faktory.store.limits import definitions, limiters
 from django_faktory.store.locks import locks
 from django_faktory.store.maintenance import due
 from django_faktory.store.statistics import counter_rows
+from django_faktory.store.store import Store
 from tests.deadlocks.nodes import count_deadlocks, run_concurrently
 from tests.factories import payload
 from tests.store import by_ids
@@ -108,7 +109,7 @@ def batch(world):
 
 def commit(world):
     for bid in shuffled(Batch.objects.filter(committed_at=None).values_list("bid", flat=True), 2):
-        batches.commit(bid, using="default")
+        batches.commit(Store(), bid)
 
 
 def edit_limit(world):
@@ -158,7 +159,7 @@ def release(world):
 
 def reap(world):
     Job.objects.filter(pk__in=[row.pk for row in working()[:1]]).update(reserved_until="2020-01-01T00:00:00Z")
-    failures.reap(using="default")
+    failures.reap(Store())
 
 
 def expire_locks(world):
@@ -168,7 +169,7 @@ def expire_locks(world):
 
 
 def flush(world):
-    for step in bulk.flush(using="default"):
+    for step in bulk.flush(Store()):
         step()
     world.fill()
 
@@ -190,8 +191,8 @@ VERBS = {
     "release": release,
     "exchange": exchange,
     "beat": lambda world: OrmBroker("default").beat([Beat(wid=wid) for wid in WIDS]),
-    "extend": lambda world: locks.extend_held(shuffled(JobLock.objects.values_list("pk", flat=True)), using="default"),
-    "lose": lambda world: failures.reclaim_lost([random.choice(WIDS)], using="default"),
+    "extend": lambda world: locks.extend_held(Store(), shuffled(JobLock.objects.values_list("pk", flat=True))),
+    "lose": lambda world: failures.reclaim_lost(Store(), [random.choice(WIDS)]),
     "reap": reap,
     "set limit": edit_limit,
     "remove limit": remove_limit,
@@ -199,13 +200,13 @@ VERBS = {
     "sweep limiters": lambda world: limiters.sweep(using="default"),
     "sweep locks": lambda world: locks.sweep(using="default", pause=lambda _: None),
     "lapse": expire_locks,
-    "due": lambda world: due.enqueue_due(using="default"),
-    "expire": lambda world: due.expire(using="default"),
-    "purge": lambda world: due.purge(using="default"),
+    "due": lambda world: due.enqueue_due(Store()),
+    "expire": lambda world: due.expire(Store()),
+    "purge": lambda world: due.purge(Store()),
     "kill": lambda world: by_ids.kill(ids(), using="default"),
     "discard": lambda world: by_ids.discard(ids()[:3], using="default"),
     "requeue": lambda world: by_ids.requeue(ids(), using="default"),
-    "cancel": lambda world: transitions.cancel(shuffled(Job.objects.values_list("jid", flat=True), 4), using="default"),
+    "cancel": lambda world: transitions.cancel(Store(), shuffled(Job.objects.values_list("jid", flat=True), 4)),
     "edit": edit,
     "free locks": lambda world: transitions.free_locks(
         shuffled(JobLock.objects.values_list("pk", flat=True), 2), using="default"

@@ -15,6 +15,7 @@ from django_faktory.brokers.orm import OrmBroker
 from django_faktory.core.payloads import Ack, FetchRequest, NewBatch
 from django_faktory.models import Job
 from django_faktory.store.jobs import pushes
+from django_faktory.store.store import Store
 from tests.deadlocks.nodes import count_deadlocks, run_concurrently
 from tests.factories import JobFactory, payload
 from tests.store import by_ids
@@ -81,7 +82,7 @@ def store_overdue():
     """Store jobs that own two thirds of the unique keys, half of them dead, and half of them with an expired key."""
     delete_all()
     chosen = shuffled(names(), SIZE * 2 // 3)
-    pushes.push(unique(chosen, prefix="old-"), using=USING)
+    pushes.push(Store(USING), unique(chosen, prefix="old-"))
     held = shuffled(Job.objects.values_list("pk", flat=True))
     by_ids.kill(held[: SIZE // 3], using=USING)
     Job.objects.filter(pk__in=held[::2]).update(unique_expires_at=timezone.now() - timedelta(seconds=1))
@@ -93,7 +94,7 @@ def ids():
 
 
 def push_some(push=pushes.push, **fields):
-    push(made(shuffled(names(), SIZE * 2 // 3), **fields), using=USING)
+    push(Store(USING), made(shuffled(names(), SIZE * 2 // 3), **fields))
 
 
 def push_mixed(**fields):
@@ -111,16 +112,16 @@ def turn():
 
 
 def push_unique():
-    pushes.push(unique(shuffled(names(), SIZE // 2)), using=USING)
+    pushes.push(Store(USING), unique(shuffled(names(), SIZE // 2)))
 
 
 def push_unique_and_plain(push=pushes.push):
     chosen = shuffled(names())
-    push(shuffled(unique(chosen[: SIZE // 3]) + made(f"plain-{name}" for name in chosen)), using=USING)
+    push(Store(USING), shuffled(unique(chosen[: SIZE // 3]) + made(f"plain-{name}" for name in chosen)))
 
 
 def push_members(bid):
-    pushes.push(unique(shuffled(names(), SIZE // 2), bid=bid), using=USING)
+    pushes.push(Store(USING), unique(shuffled(names(), SIZE // 2), bid=bid))
 
 
 def requeue():

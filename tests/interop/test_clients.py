@@ -20,6 +20,7 @@ from django_faktory.brokers.orm import OrmBroker
 from django_faktory.models import Counter, WorkerProcess
 from django_faktory.models import Job as JobRow
 from django_faktory.store.maintenance import due
+from django_faktory.store.store import Store
 from tests.factories import payload
 from tests.interop.conftest import FOLDERS, HERE
 from tests.server.conftest import serve  # noqa: F401  (a fixture)
@@ -112,7 +113,7 @@ def test_another_clients_worker_acknowledges_retries_and_exhausts_a_job(url, sta
     assert WorkerProcess.objects.filter(wid=row.wid).exists()
 
     JobRow.objects.update(run_at=timezone.now() - timedelta(seconds=1))  # SQLite's clock has milliseconds only
-    due.enqueue_due(using="default")
+    due.enqueue_due(Store())
     wait_until(lambda: JobRow.objects.filter(state="dead").exists(), what="the flawed job is dead")
     assert processed() == 3
 

@@ -9,6 +9,7 @@ from django_faktory.errors import InvalidQuery
 from django_faktory.models import Job
 from django_faktory.models.related_object import about_of
 from django_faktory.store.jobs import pushes
+from django_faktory.store.store import Store
 from example_project.shop.models import Order
 from tests.factories import JobFactory, payload
 from tests.project.models import Mark
@@ -74,7 +75,7 @@ def test_about_rejects_a_value_of_another_type():
 
 def test_any_client_can_set_custom_about():
     job = parse_job('{"jid":"12345678","jobtype":"x","args":[],"custom":{"about":"shop.order/é 7"}}')
-    pushes.push([job], using="default")
+    pushes.push(Store(), [job])
     assert Job.objects.about("shop.order/é 7").get().jid == "12345678"
 
 
@@ -83,7 +84,7 @@ def test_any_client_can_set_custom_about():
 )
 def test_a_custom_about_that_names_no_object_is_left_unchanged(about):
     text = f'{{"jid":"12345678","jobtype":"x","args":[],"custom":{{"about":{about}}}}}'
-    assert pushes.push([parse_job(text)], using="default") == [None]
+    assert pushes.push(Store(), [parse_job(text)]) == [None]
     job = Job.objects.get()
     assert job.about is None
     assert about in job.payload
@@ -92,8 +93,7 @@ def test_a_custom_about_that_names_no_object_is_left_unchanged(about):
 def test_pushing_a_finished_job_again_without_about_clears_its_object():
     old = JobFactory(succeeded=True, about="shop.order/7", jid="12345678")
     pushes.push(
-        [payload().__class__(jid=old.jid, jobtype="x", text='{"jid":"12345678","jobtype":"x","args":[]}')],
-        using="default",
+        Store(), [payload().__class__(jid=old.jid, jobtype="x", text='{"jid":"12345678","jobtype":"x","args":[]}')]
     )
     job = Job.objects.get()
     assert (job.state, job.about) == ("enqueued", None)

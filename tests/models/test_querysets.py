@@ -18,6 +18,7 @@ from django_faktory.models.job import RECENT
 from django_faktory.store import notifier
 from django_faktory.store.batches import batches
 from django_faktory.store.jobs import pushes
+from django_faktory.store.store import Store
 from tests.factories import T0, JobFactory, QueueFactory, payload
 from tests.project.tasks import add
 
@@ -309,9 +310,9 @@ def test_a_killed_job_is_kept_for_the_dead_ttl_setting(settings):
 @pytest.mark.parametrize("verb", ["discard", "prune"])
 def test_batches_are_updated_by_bulk_verbs_on_their_members(verb):
     callback = payload(jobtype="after")
-    bid = batches.new(NewBatch(complete=callback), using="default")
-    pushes.push([payload(custom={"bid": bid}) for _ in range(2)], using="default")
-    batches.commit(bid, using="default")
+    bid = batches.new(Store(), NewBatch(complete=callback))
+    pushes.push(Store(), [payload(custom={"bid": bid}) for _ in range(2)])
+    batches.commit(Store(), bid)
     assert Job.objects.batch(bid).kill() == 2
     assert getattr(Job.objects.batch(bid), verb)() == 2
     batch = Batch.objects.get(bid=bid)

@@ -20,6 +20,7 @@ from django_faktory.runtime.maintenance import Maintenance
 from django_faktory.store import queues, scan, shared_reads, workers
 from django_faktory.store.jobs import bulk
 from django_faktory.store.statistics import bounded_counts, counts
+from django_faktory.store.store import Store
 from tests.plans import table
 from tests.plans.recorder import Recorder
 from tests.settings import KIND, VIA
@@ -53,10 +54,10 @@ def entry_points():
 
     Reads come first, because changes to thousands of rows leave pages that a count must visit until they are vacuumed.
     """
-    yield "BEAT", lambda: workers.beat([Beat(wid=f"wid{n}", rss_kb=1) for n in range(10)], using=USING)
+    yield "BEAT", lambda: workers.beat(Store(USING), [Beat(wid=f"wid{n}", rss_kb=1) for n in range(10)])
     shared_reads.forget()
-    yield "INFO", lambda: counts.snapshot(using=USING)
-    yield "latency", lambda: queues.latency([f"queue{n}" for n in range(20)], using=USING)
+    yield "INFO", lambda: counts.snapshot(Store(USING))
+    yield "latency", lambda: queues.latency(Store(USING), [f"queue{n}" for n in range(20)])
     yield "metrics", lambda: statistics.read(using=USING)
     yield "statistics of the API", lambda: counts.read_bounded_counts(using=USING)
     yield "overview", lambda: data.read(using=USING)
@@ -162,12 +163,12 @@ def test_a_count_that_ends_early_follows_the_index_of_its_set(recorder):
 
 
 COMMANDS = {
-    "MUTATE clear dead": lambda: bulk.mutate(Mutation(command="clear", target="dead"), using=USING),
+    "MUTATE clear dead": lambda: bulk.mutate(Store(USING), Mutation(command="clear", target="dead")),
     "MUTATE kill scheduled": lambda: bulk.mutate(
-        Mutation(command="kill", target="scheduled", jobtype="shop.tasks.task3"), using=USING
+        Store(USING), Mutation(command="kill", target="scheduled", jobtype="shop.tasks.task3")
     ),
-    "QUEUE REMOVE": lambda: bulk.remove_queues(["queue0"], using=USING),
-    "FLUSH": lambda: bulk.flush(using=USING),
+    "QUEUE REMOVE": lambda: bulk.remove_queues(Store(USING), ["queue0"]),
+    "FLUSH": lambda: bulk.flush(Store(USING)),
 }
 
 

@@ -10,6 +10,7 @@ from django_faktory.core.payloads import Ack, Delivery, FetchRequest, failure
 from django_faktory.models import Job
 from django_faktory.store.dialects import dialect_of
 from django_faktory.store.jobs import exchanges, failures
+from django_faktory.store.store import Store
 from tests.factories import JobFactory, payload
 from tests.plans.recorder import Recorder
 from tests.settings import KIND, VIA
@@ -43,7 +44,7 @@ def exchange(number, held, *, kept=False, key=None):
         for n in range(1 if key else 5)
     ]
     acks = [Ack(jid=job.jid, wid=job.wid, attempt=job.attempt) for job in held]
-    reply = exchanges.exchange(jobs, acks, [FetchRequest(queues=("busy",), wid="w1", count=5)], using="default")
+    reply = exchanges.exchange(Store(), jobs, acks, [FetchRequest(queues=("busy",), wid="w1", count=5)])
     assert reply.acked == [True] * len(acks)
     assert len(reply.fetched[0]) == len(jobs)
     return reply.fetched[0]
@@ -56,7 +57,7 @@ def report(held):
     assert dialect.confirm(connection, [Delivery(job, 0.0) for job in held], None) == set()
     dialect.extend(connection, [(job.wid, job.jid, job.attempt) for job in held], 1e6, None)
     failed, *others = held
-    assert failures.fail([failure(jid=failed.jid, wid="w1")], using="default") == [True]
+    assert failures.fail(Store(), [failure(jid=failed.jid, wid="w1")]) == [True]
     return others
 
 

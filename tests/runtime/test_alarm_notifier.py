@@ -20,6 +20,7 @@ from django_faktory.runtime.alarm_notifier import AlarmNotifier, make_alarm_noti
 from django_faktory.runtime.maintenance import Maintenance
 from django_faktory.store import shared_reads
 from django_faktory.store.jobs import failures
+from django_faktory.store.store import Store
 from tests.factories import JobFactory, QueueFactory, WorkerFactory
 from tests.operations.test_alarms import ago, running_worker, waiting
 
@@ -308,7 +309,7 @@ def test_a_lost_worker_is_reported_for_an_hour():
     running_worker()
     WorkerFactory(wid="w-lost", hostname="app-2", pid=77, beat_at=ago(minutes=5))
     JobFactory(working=True, wid="w-lost", enqueued_at=ago(seconds=1))
-    assert failures.reclaim_lost(["w-lost"], using="default") == 1
+    assert failures.reclaim_lost(Store(), ["w-lost"]) == 1
     [alarm] = alarms.read_now(using="default", **NEVER_SLOW)
     assert (alarm.kind, alarm.subject, alarm.text) == ("lost-worker", "w-lost", "Worker app-2:77 was lost")
     let_pass(minutes=61)

@@ -20,6 +20,7 @@ from django_faktory.store import workers
 from django_faktory.store.jobs import pushes
 from django_faktory.store.maintenance import due as due_work
 from django_faktory.store.notifier.base import ANY_QUEUE
+from django_faktory.store.store import Store
 from tests.factories import JobFactory, WorkerFactory, payload
 from tests.waiting import wait_until
 
@@ -63,7 +64,7 @@ def test_a_due_job_is_enqueued_and_its_queue_is_notified(start_maintenance):
     announced, heard = [], threading.Event()
     start_maintenance(on_work=lambda queues: (announced.append(queues), heard.set()))
     at = timezone.now() + timedelta(seconds=0.4)
-    pushes.push([payload(at=at, queue="mail")], using="default")
+    pushes.push(Store(), [payload(at=at, queue="mail")])
     assert heard.wait(60)
     row = Job.objects.get()
     assert (row.state, announced) == ("enqueued", [{"mail"}])
@@ -78,7 +79,7 @@ def test_an_earlier_due_job_of_this_node_interrupts_the_sleep(start_maintenance)
     )  # None: another node may have enqueued jobs, so fetchers look once too often
     wait_until(lambda: loop._wake_at < math.inf)
     at = timezone.now() + timedelta(seconds=0.3)
-    pushes.push([payload(at=at)], using="default")
+    pushes.push(Store(), [payload(at=at)])
     loop.wake_by(at)
     assert heard.wait(60)
     assert Job.objects.get().enqueued_at >= at
@@ -101,7 +102,7 @@ def test_fetchers_are_woken_for_a_due_job_that_another_node_enqueued(monkeypatch
     loop._enqueue_due()
     assert announced == []
     Job.objects.filter(pk=job.pk).update(run_at=ago(seconds=1))
-    assert due_work.enqueue_due(using="default"), "the other node"
+    assert due_work.enqueue_due(Store()), "the other node"
     monkeypatch.setattr(maintenance, "time", SimpleNamespace(monotonic=lambda: time.monotonic() + 61))
     loop._enqueue_due()
     loop._enqueue_due()
@@ -121,7 +122,7 @@ def test_a_node_looks_again_soon_while_another_enqueues_due_jobs():
 
     waits = []
     with transaction.atomic():
-        assert due_work.enqueue_due(using="default")
+        assert due_work.enqueue_due(Store())
         busy = threading.Thread(target=look)
         busy.start()
         busy.join(30)  # it waits for no lock
@@ -133,10 +134,10 @@ def test_a_node_looks_again_soon_while_another_enqueues_due_jobs():
 def test_a_worker_without_heartbeats_is_declared_lost_and_reported():
     """W20: its jobs return to the queue, and the callback gets its wid."""
     named = []
-    workers.register([WorkerIdentity(wid="silent")], using="default")
-    workers.register([WorkerIdentity(wid="lively")], using="default")
-    workers.register([WorkerIdentity(wid="never-beat")], using="default")
-    workers.beat([Beat(wid="silent"), Beat(wid="lively")], using="default")
+    workers.register(Store(), [WorkerIdentity(wid="silent")])
+    workers.register(Store(), [WorkerIdentity(wid="lively")])
+    workers.register(Store(), [WorkerIdentity(wid="never-beat")])
+    workers.beat(Store(), [Beat(wid="silent"), Beat(wid="lively")])
     held = {wid: JobFactory(working=True, wid=wid) for wid in ("silent", "lively", "never-beat")}
     Job.objects.update(reserved_until=timezone.now() + timedelta(hours=1))
     WorkerProcess.objects.filter(wid="silent").update(beat_at=ago(seconds=61))

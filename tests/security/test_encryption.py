@@ -17,6 +17,7 @@ from django_faktory.models import Job
 from django_faktory.operations import edit
 from django_faktory.operations.edit import Changes
 from django_faktory.store.jobs import claims, pushes
+from django_faktory.store.store import Store
 from django_faktory.tasks import base, encryption
 from django_faktory.testing import assert_enqueued, drain
 from django_faktory.worker.execution import prepare
@@ -86,7 +87,7 @@ def stored():
 
 
 def fetched():
-    [[held]] = claims.fetch([FetchRequest(queues=("default",), wid="w")], using="default")
+    [[held]] = claims.fetch(Store(), [FetchRequest(queues=("default",), wid="w")])
     return held
 
 
@@ -192,7 +193,7 @@ def test_a_job_without_retries_becomes_dead_if_its_key_is_missing(transactional_
             args=encryption.encrypt_arguments(once.jobtype, [1], {}, with_fingerprint=False),
             retry=0,
         )
-        pushes.push([raw], using="default")
+        pushes.push(Store(), [raw])
     with keys(OTHER):
         work()
         assert state(result, "dead").payload
@@ -201,7 +202,7 @@ def test_a_job_without_retries_becomes_dead_if_its_key_is_missing(transactional_
 
 def test_encrypted_arguments_of_one_jobtype_are_rejected_by_another(encrypting):
     args = encryption.encrypt_arguments("tests.project.tasks.noop", [MARKER], {}, with_fingerprint=False)
-    pushes.push([payload(jobtype=echo.jobtype, args=args)], using="default")
+    pushes.push(Store(), [payload(jobtype=echo.jobtype, args=args)])
     failure = prepare(fetched())
     assert (failure.errtype, failure.verdict) == ("InvalidPayload", "kill")
     assert "another jobtype" in failure.message

@@ -18,6 +18,7 @@ from django_faktory.models import Job, OutboxEntry
 from django_faktory.models.cron import CronEntry
 from django_faktory.store import outbox
 from django_faktory.store.jobs import claims, pushes
+from django_faktory.store.store import Store
 from django_faktory.tasks import redaction
 from django_faktory.tasks.arguments import decode_call
 from tests.factories import CronFactory, JobFactory, WorkerFactory, payload, staff_user
@@ -286,7 +287,7 @@ def test_logs_and_recorded_failures_show_no_hidden_arguments(work, state, caplog
     with all_fail, caplog.at_level(logging.DEBUG):
         results = [stumbles.enqueue(MARKER, also=MARKER)]
         others = [payload(jobtype="tests.project.tasks.fails_for_good", args=[one], retry=0) for one in (bad, gone)]
-        pushes.push([*others, payload(jobtype="unknown", args=[MARKER], retry=0)], using="default")
+        pushes.push(Store(), [*others, payload(jobtype="unknown", args=[MARKER], retry=0)])
         work(broker=None)
         state(results[0], "dead")
         wait_until(lambda: not Job.objects.filter(state__in=("enqueued", "working")).exists())
@@ -302,7 +303,7 @@ def test_reprs_show_no_hidden_arguments(transactional_db):
     with hidden:
         result = echo.enqueue(MARKER, also=MARKER)
         again = echo.get_result(result.id)
-        [[held]] = claims.fetch([FetchRequest(queues=("default",), wid="w")], using="default")
+        [[held]] = claims.fetch(Store(), [FetchRequest(queues=("default",), wid="w")])
         made = payload(args=[MARKER])
         row = Job.objects.get(jid=result.id)
         reprs = repr([result, again, held, made, row, str(row)])
@@ -314,7 +315,7 @@ def test_reprs_show_no_hidden_arguments(transactional_db):
 def test_workers_receive_arguments_without_redaction(transactional_db):
     with hidden:
         echo.enqueue(MARKER)
-        [[held]] = claims.fetch([FetchRequest(queues=("default",), wid="w")], using="default")
+        [[held]] = claims.fetch(Store(), [FetchRequest(queues=("default",), wid="w")])
     assert MARKER in held.wire()
 
 

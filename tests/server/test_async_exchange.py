@@ -194,7 +194,7 @@ def test_a_database_connection_lost_during_a_command_is_reported_and_replaced(cl
     assert given == []
     assert client.ask(push(jid="the-job-three")) == b"+OK"
     assert set(Job.objects.values_list("jid", flat=True)) == {"the-job-one", "the-job-three"}
-    assert broker._claim_numbers.has_checks_left() == line.startswith("FETCH"), (
+    assert broker.claim_numbers.has_checks_left() == line.startswith("FETCH"), (
         "the broker checks for an unanswered claim"
     )
     assert json.loads(client.ask("FETCH default"))["jid"] == "the-job-one"

@@ -18,6 +18,7 @@ from django_faktory.models import Batch, Job, JobLock, Queue, WorkerProcess
 from django_faktory.server.connection import MAX_IN_A_ROW
 from django_faktory.server.server import UNPAUSED_BULK
 from django_faktory.store import queues, workers
+from django_faktory.store.store import Store
 from tests.server.raw import RawClient, push, worker
 from tests.waiting import wait_until
 
@@ -368,9 +369,9 @@ def identity(wid):
 def test_a_second_pause_writes_nothing(django_assert_num_queries):
     """On SQLite each write delays all other writes."""
     names = [f"queue-{number:03d}" for number in range(250)]
-    assert queues.pause(names, using="default") == names
+    assert queues.pause(Store(), names) == names
     with django_assert_num_queries(1):
-        assert queues.pause(names, using="default") == []
+        assert queues.pause(Store(), names) == []
 
 
 def test_the_server_pauses_a_client_after_each_run_of_refused_lines(connect, server, monkeypatch):

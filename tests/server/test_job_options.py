@@ -12,6 +12,7 @@ from django_faktory.models import Job
 from django_faktory.store.batches import batches
 from django_faktory.store.jobs import pushes as store
 from django_faktory.store.limits import definitions
+from django_faktory.store.store import Store
 from tests.factories import JobFactory, payload
 from tests.server.raw import push, worker
 from tests.waiting import wait_until
@@ -48,7 +49,7 @@ def test_only_one_of_several_concurrent_unique_pushes_is_accepted(connect):
 @pytest.mark.skipif(connection.vendor == "sqlite", reason="SQLite has one writer at a time")
 @pytest.mark.parametrize("asks", ["key", "batch"])
 def test_other_clients_proceed_while_pushes_wait_for_an_open_transaction(connect, asks):
-    bid = batches.new(NewBatch(description="all", success=payload()), using="default")
+    bid = batches.new(Store(), NewBatch(description="all", success=payload()))
     custom, expected = {"key": (UNIQUE, b"-NOTUNIQUE Job not unique"), "batch": ({"bid": bid}, b"+OK")}[asks]
     # InnoDB blocks an insert in front of a key that has a waiter, and all jobs without a key would be inserted there.
     JobFactory(working=True, unique_key="0" * 64, queue="other")

@@ -20,6 +20,7 @@ from django_faktory.errors import BatchClosed, FaktoryError
 from django_faktory.models import Batch, Job
 from django_faktory.store.batches import batches
 from django_faktory.store.maintenance import due
+from django_faktory.store.store import Store
 from tests.soak.batch_history import History, Insistent, insist, job
 from tests.store import by_ids
 
@@ -180,9 +181,9 @@ def tortured(*others):
         for one in working:
             one.join(60)
     assert [one.error for one in working if one.error] == []
-    assert batches.expire(using="default", now=timezone.now() + timedelta(hours=1)) == len(forgotten)
+    assert batches.expire(Store(now=timezone.now() + timedelta(hours=1))) == len(forgotten)
     history.forget(forgotten)
-    assert batches.sweep(using="default") == 0
+    assert batches.sweep(Store()) == 0
     return history
 
 
@@ -232,4 +233,4 @@ def test_a_commit_that_races_the_last_ack_runs_the_callback_once():
         ran.append(callback.jid)
         assert broker.batch_status(bid).success_st == "2"
     assert len(set(ran)) == RACES
-    assert batches.sweep(using="default") == 0
+    assert batches.sweep(Store()) == 0

@@ -8,6 +8,7 @@ from django.test.utils import CaptureQueriesContext
 from django.utils import timezone
 
 from django_faktory.store import queues
+from django_faktory.store.store import Store
 from tests.factories import JobFactory, QueueFactory
 
 pytestmark = pytest.mark.django_db
@@ -28,7 +29,7 @@ def test_size_and_latency_include_enqueued_and_blocked_jobs():
         "low": (2, 20),
         "empty": (0, 0),
     }
-    assert found["mail"].latency_s == pytest.approx(queues.latency(["mail"], using="default")["mail"], abs=5)
+    assert found["mail"].latency_s == pytest.approx(queues.latency(Store(), ["mail"])["mail"], abs=5)
 
 
 def test_a_hundred_queues_cost_as_many_statements_as_one():

@@ -13,6 +13,7 @@ from django_faktory.store.database_errors import first_line
 from django_faktory.store.dialects import dialect_of
 from django_faktory.store.dialects.postgresql import pipeline
 from django_faktory.store.jobs import pushes
+from django_faktory.store.store import Store
 from django_faktory.store.transactions import ATTEMPTS, DEADLOCK_ATTEMPTS, after_commit, run
 from tests.bouncer import needs_session
 from tests.factories import JobFactory, payload
@@ -101,7 +102,7 @@ def test_a_verb_joins_the_transaction_of_its_caller_and_passes_errors_on():
     with pytest.raises(OperationalError), transaction.atomic():
         run("default", failing(1, error))
     with transaction.atomic():
-        pushes.push([payload()], using="default")
+        pushes.push(Store(), [payload()])
         transaction.set_rollback(True)
     assert not Job.objects.exists()
 
@@ -158,7 +159,7 @@ def test_a_lost_connection_is_reported_and_the_next_verb_reconnects():
         pytest.skip("only PostgreSQL ends a session by SQL")
     with pytest.raises(BrokerUnavailable):
         run("default", end_own_session)
-    pushes.push([payload()], using="default")
+    pushes.push(Store(), [payload()])
     assert Job.objects.count() == 1
 
 

@@ -12,6 +12,7 @@ from django_faktory.core.json import jsontext
 from django_faktory.errors import JobExpired
 from django_faktory.models import Job
 from django_faktory.store.maintenance import due
+from django_faktory.store.store import Store
 from django_faktory.tasks.compat import TaskResultStatus, task_enqueued
 
 pytestmark = [pytest.mark.once_if_quick, pytest.mark.django_db(transaction=True)]
@@ -84,7 +85,7 @@ def test_enqueue_many_stores_the_unique_jobs_and_reports_their_results():
 
 def test_an_expired_job_has_a_failed_result_with_the_reason():
     result = soon.enqueue()
-    due.expire(using="default", now=timezone.now() + timedelta(minutes=2))
+    due.expire(Store(now=timezone.now() + timedelta(minutes=2)))
     result.refresh()
     assert result.status == TaskResultStatus.FAILED
     [error] = result.errors

@@ -16,6 +16,7 @@ from django_faktory.core.lifecycle import State
 from django_faktory.core.payloads import Ack, TrackUpdate, failure
 from django_faktory.models import Job
 from django_faktory.store.maintenance import due
+from django_faktory.store.store import Store
 from django_faktory.tasks.compat import TaskResultDoesNotExist, TaskResultStatus, task_backends
 from django_faktory.tasks.results import Attempt, task_error
 from tests.factories import JobFactory
@@ -289,9 +290,9 @@ def test_a_result_is_purged_after_its_result_ttl():
     sent = tasks.charge.enqueue(5)  # result_ttl=60
     work()
     ended_at = Job.objects.get().finished_at
-    due.purge(using="default", now=ended_at + timedelta(seconds=59))
+    due.purge(Store(now=ended_at + timedelta(seconds=59)))
     assert tasks.charge.get_result(sent.id).return_value == 5
-    due.purge(using="default", now=ended_at + timedelta(seconds=61))
+    due.purge(Store(now=ended_at + timedelta(seconds=61)))
     with pytest.raises(TaskResultDoesNotExist):
         tasks.charge.get_result(sent.id)
 

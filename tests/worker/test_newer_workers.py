@@ -12,6 +12,7 @@ from django_faktory.core.payloads import Ack, FetchRequest, Reservation, failure
 from django_faktory.models import Job, JobLock
 from django_faktory.store.jobs import acknowledgements, claims, failures, pushes
 from django_faktory.store.maintenance import due
+from django_faktory.store.store import Store
 from django_faktory.tasks import base
 from django_faktory.worker.unknown_jobs import FIRST_S, LONGEST_S, seconds_until_retry
 from tests.factories import T0, JobFactory, payload
@@ -68,58 +69,58 @@ def later(job, **fields):
 
 
 def fetch(wid="w", now=T0):
-    [found] = claims.fetch([FetchRequest(queues=("default",), wid=wid)], using="default", now=now)
+    [found] = claims.fetch(Store(now=now), [FetchRequest(queues=("default",), wid=wid)])
     return found[0] if found else None
 
 
 @pytest.mark.django_db(transaction=True)
 class TestInTheStore:
     def test_a_postponed_job_is_scheduled_and_counts_no_failure(self):
-        pushes.push([payload("a")], using="default", now=T0)
+        pushes.push(Store(now=T0), [payload("a")])
         job = fetch()
-        assert failures.fail([later(job)], using="default", now=T0) == [True]
+        assert failures.fail(Store(now=T0), [later(job)]) == [True]
         row = Job.objects.get()
         assert (row.state, row.run_at, row.wid) == ("scheduled", T0 + timedelta(seconds=5), "")
         assert (row.failures, row.losses, row.failure, row.history) == (0, 0, "", "")
         assert row.errtype == "UnknownJobType", "the alarm about unknown tasks finds the job by it"
         assert fetch() is None
-        due.enqueue_due(using="default", now=T0 + timedelta(seconds=6))
+        due.enqueue_due(Store(now=T0 + timedelta(seconds=6)))
         assert fetch(now=T0 + timedelta(seconds=6)).jid == job.jid
 
     def test_a_postponement_by_another_worker_is_ignored(self):
-        pushes.push([payload("a")], using="default", now=T0)
+        pushes.push(Store(now=T0), [payload("a")])
         job = fetch()
         stranger = later(Reservation(jid=job.jid, queue="default", text="", wid="other", attempt=job.attempt))
-        assert failures.fail([stranger], using="default", now=T0) == [False]
+        assert failures.fail(Store(now=T0), [stranger]) == [False]
         assert Job.objects.get().state == "working"
 
     def test_a_late_report_does_not_change_a_postponed_job(self):
-        pushes.push([payload("a")], using="default", now=T0)
+        pushes.push(Store(now=T0), [payload("a")])
         job = fetch()
-        failures.fail([later(job)], using="default", now=T0)
-        assert acknowledgements.ack([Ack(jid=job.jid, wid=job.wid, attempt=job.attempt)], using="default") == [False]
-        assert failures.fail([later(job)], using="default", now=T0) == [False]
+        failures.fail(Store(now=T0), [later(job)])
+        assert acknowledgements.ack(Store(), [Ack(jid=job.jid, wid=job.wid, attempt=job.attempt)]) == [False]
+        assert failures.fail(Store(now=T0), [later(job)]) == [False]
         assert Job.objects.get().state == "scheduled"
 
     def test_postponements_and_failures_in_one_call_are_kept_apart(self):
-        pushes.push([payload("a"), payload("b")], using="default", now=T0)
+        pushes.push(Store(now=T0), [payload("a"), payload("b")])
         first, second = fetch(), fetch()
         failed = failure(jid=second.jid, wid=second.wid, attempt=second.attempt, errtype="ValueError")
-        assert failures.fail([later(first), failed], using="default", now=T0) == [True, True]
+        assert failures.fail(Store(now=T0), [later(first), failed]) == [True, True]
         assert dict(Job.objects.values_list("jid", "state")) == {first.jid: "scheduled", second.jid: "retries"}
 
     def test_a_postponed_job_releases_its_lock(self):
-        pushes.push([payload(name, custom={"lock": "k"}) for name in "ab"], using="default", now=T0)
+        pushes.push(Store(now=T0), [payload(name, custom={"lock": "k"}) for name in "ab"])
         job = fetch()
-        failures.fail([later(job)], using="default", now=T0)
+        failures.fail(Store(now=T0), [later(job)])
         assert not JobLock.objects.filter(jid=job.jid).exists()
         assert fetch(now=T0 + timedelta(seconds=1)).jid != job.jid
 
     def test_a_cancelled_job_is_discarded_instead_of_postponed(self):
-        pushes.push([payload("a", result_ttl=60)], using="default", now=T0)
+        pushes.push(Store(now=T0), [payload("a", result_ttl=60)])
         job = fetch()
         Job.objects.update(cancel_requested_at=F("enqueued_at"))
-        failures.fail([later(job)], using="default", now=T0)
+        failures.fail(Store(now=T0), [later(job)])
         assert Job.objects.get().state == "discarded"
 
 

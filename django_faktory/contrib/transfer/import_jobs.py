@@ -16,6 +16,7 @@ from ...core.payloads import JobPayload
 from ...errors import FaktoryError, InvalidPayload
 from ...store import queues
 from ...store import transfer as store
+from ...store.store import Store
 from ...store.transactions import run
 from .job_format import Arrival, parse_arrival
 from .redis_layout import WORKING, Contents, Entry, FaktoryRedis, Place
@@ -62,7 +63,7 @@ class Import:
         names = {name for name in self._contents.queues if _is_queue_name(name)}
         paused = sorted(name for name in self._contents.paused if _is_queue_name(name))
         if not self._is_dry:
-            queues.pause(paused, using=self._alias)
+            queues.pause(Store(self._alias), paused)
             queues.add(names, using=self._alias)
         self.report.paused = paused
 

@@ -47,11 +47,11 @@ async def exchange(connection: LoopConnection, work: Exchange, in_thread: InThre
         return None
     plan = NO_CLAIM
     if work.requests:
-        plan = work.plan(work.context.claim_numbers.number())
+        plan = work.plan(work.store.claim_numbers.number())
         if not plan.slots and work.wants_jobs():
             return None  # the plan depends on the number of waiting jobs, which is another query
     jobs = order_jobs(work.jobs) if work.jobs else []
-    calls, convert = work.dialect.build_exchange(connection.connection, jobs, work.acks, plan, work.context.now)
+    calls, convert = work.dialect.build_exchange(connection.connection, jobs, work.acks, plan, work.store.clock())
     try:
         with transactions.limit_attempt(connection.connection):
             rows = await connection.execute(calls)

@@ -21,7 +21,7 @@ from django.db.models.functions import Concat, Length
 
 from ...core.globs import Glob
 from ...core.json import jsontext
-from ...core.lifecycle import DEAD_FOR_S, State
+from ...core.lifecycle import State
 from ...core.mutation import Mutation
 from ...core.payloads import Reservation, is_storable
 from ...errors import FaktoryError
@@ -33,6 +33,7 @@ from ..limits import limiters
 from ..locks import locks
 from ..queues import CHUNK as QUEUES_AT_ONCE
 from ..queues import known_names, read_waiting
+from ..store import Store
 from ..transactions import read, run
 from .transitions import Change, discarded, killed, lock_rows, requeued
 
@@ -79,19 +80,17 @@ def execute_steps(steps: Iterable[Step], should_continue: Callable[[], bool]) ->
         yield step()
 
 
-def mutate(
-    mutation: Mutation, *, using: str, dead_for_s: int = DEAD_FOR_S, sizes: StepSizes = DEFAULT_SIZES
-) -> Iterator[Step]:
+def mutate(store: Store, mutation: Mutation, *, sizes: StepSizes = DEFAULT_SIZES) -> Iterator[Step]:
     """Return the steps of a MUTATE (W23)."""
     changes: dict[str, Change] = {
         "clear": discarded,
         "discard": discarded,
-        "kill": killed(dead_for_s),
+        "kill": killed(store.dead_for_s),
         "requeue": requeued,
     }
     change = changes[mutation.command]
     target = State(mutation.target)
-    jobs = Job.objects.using(using)
+    jobs = store.jobs
     if mutation.jids is not None:
         return _by_jids(jobs.in_state(target), mutation.jids, change, sizes)
     if not is_storable(mutation.jobtype):  # no row can match, and the database would reject the parameter
@@ -115,20 +114,20 @@ def change(ids: Sequence[int], states: Collection[State], change: Change, *, usi
     return _change(_still_in(using, ids, states), change) if ids else 0
 
 
-def remove_queues(queues: Sequence[str] | None, *, using: str, sizes: StepSizes = DEFAULT_SIZES) -> Iterator[Step]:
+def remove_queues(store: Store, queues: Sequence[str] | None, *, sizes: StepSizes = DEFAULT_SIZES) -> Iterator[Step]:
     """Return the steps of a QUEUE REMOVE (W24).
 
     Enqueued jobs are discarded before the queue and its pause are deleted, so that no worker gets them in between.
     Scheduled and retrying jobs of these queues stay; the queue is created again when they become due.
     """
-    for names in chunks(known_names(using=using) if queues is None else queues, QUEUES_AT_ONCE):
+    for names in chunks(known_names(using=store.alias) if queues is None else queues, QUEUES_AT_ONCE):
         # Reading the jobs of each name took 7 statements: 2.5 s for 1,000 names without jobs on PostgreSQL.
-        waiting = read_waiting(names, using=using, max_count=1)
+        waiting = read_waiting(names, using=store.alias, max_count=1)
         for queue in [name for name in names if waiting[name].size]:
             # Blocked jobs first: discarding an enqueued job would make the next blocked job of its key ready.
             for state in (State.BLOCKED, State.ENQUEUED):
-                yield from _by_ids(Job.objects.using(using), state, discarded, sizes, queue=queue)
-        yield partial(_forget_queues, names, using)
+                yield from _by_ids(store.jobs, state, discarded, sizes, queue=queue)
+        yield partial(_forget_queues, names, store.alias)
 
 
 def _forget_queues(names: Sequence[str], using: str) -> int:
@@ -141,22 +140,22 @@ def _forget_queues(names: Sequence[str], using: str) -> int:
     return run(using, verb)
 
 
-def flush(*, using: str, sizes: StepSizes = DEFAULT_SIZES) -> Iterator[Step]:
+def flush(store: Store, *, sizes: StepSizes = DEFAULT_SIZES) -> Iterator[Step]:
     """Return the steps of a FLUSH (W25): delete all jobs, batches, progress records, queues with pauses, and totals.
 
     Worker processes stay: they are connected, and notice when they report on a job that no longer exists.
     """
-    jobs = Job.objects.using(using)
+    jobs = store.jobs
     # Before the batches are deleted: a batch created from now on keeps its members.
     job_ids = _read_ids(jobs.all(), sizes.portion)
-    yield partial(_forget_batches, using)  # before the jobs: deleting members then updates no batch
+    yield partial(_forget_batches, store.alias)  # before the jobs: deleting members then updates no batch
     for ids in chunks(job_ids, sizes.chunk):
         yield partial(_change, jobs.filter(pk__in=ids), _delete_flushed)
-    tracked = Tracking.objects.using(using)
+    tracked = Tracking.objects.using(store.alias)
     tracked_jids = read(tracked.values_list("jid", flat=True))
     for jids in chunks(tracked_jids, sizes.chunk):
-        yield partial(_forget_tracked, jids, using)
-    yield partial(_forget_all_but_workers, using)
+        yield partial(_forget_tracked, jids, store.alias)
+    yield partial(_forget_all_but_workers, store.alias)
 
 
 def _delete_flushed(jobs: JobQuerySet) -> int:

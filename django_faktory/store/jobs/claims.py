@@ -9,22 +9,20 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Sequence
-from datetime import datetime
+from functools import partial
 from typing import NamedTuple
 
 import msgspec
-from django.db import Error, connections
+from django.db import Error
 
 from ...core.logs import get_logger
 from ...core.payloads import FetchRequest, Lease, Reservation, is_storable
 from ...errors import FaktoryError
-from ..dialects import dialect_of
-from ..dialects.base import DELIVERY_LEASE_S
 from ..dialects.values import ClaimPlan, ClaimSlot
 from ..locks import locks
+from ..store import Store
 from ..transactions import run
 from . import acquire, releases
-from .unanswered_claims import ClaimNumbers
 
 logger = get_logger(__name__)
 
@@ -35,22 +33,16 @@ MAX_REQUEST_CLAIMS = 8
 """Maximum number of requests that get one claim each; above it, counting the waiting jobs first is cheaper."""
 
 
-def fetch(
-    requests: Sequence[FetchRequest],
-    *,
-    using: str,
-    now: datetime | None = None,
-    lease_s: float = locks.LEASE_S,
-    claim_numbers: ClaimNumbers | None = None,
-) -> list[list[Reservation]]:
+def fetch(store: Store, requests: Sequence[FetchRequest]) -> list[list[Reservation]]:
     """Reserve jobs for each request, in its order of queues, then priority, then age (W13). Does not wait for jobs.
 
     Locks no row that it does not return: requests of one worker with the same queues share one claim; otherwise each
     request tries its first queue, and a second plan, based on the number of waiting jobs, serves requests still short.
     """
-    return fetch_filtered(
-        [*map(drop_unstorable_queues, requests)], ClaimContext(using, now, lease_s, claim_numbers or ClaimNumbers())
-    )
+    releases.release_unanswered(store)
+    fetched = fetch_filtered([*map(drop_unstorable_queues, requests)], ClaimContext.of(store, requests))
+    store.record_started(fetched)
+    return fetched
 
 
 def fetch_filtered(requests: Sequence[FetchRequest], context: ClaimContext) -> list[list[Reservation]]:
@@ -145,10 +137,10 @@ def distribute(
         if sum(map(len, results)) + len(undistributed) >= total:
             break
         try:
-            plan = _plan_by_counts(requests, results, undistributed, using=context.using, now=context.now)
+            plan = _plan_by_counts(context.store, requests, results, undistributed)
             claimed_now = context.claim(plan)
         except (FaktoryError, Error) as error:
-            if not (has_committed_work or undistributed or any(results)) or connections[context.using].in_atomic_block:
+            if not (has_committed_work or undistributed or any(results)) or context.store.connection.in_atomic_block:
                 raise
             logger.warning("claim failed, delivering the jobs that were claimed before error=%s", error)
             break
@@ -165,14 +157,14 @@ def _release_unassigned(jobs: Sequence[Reservation], context: ClaimContext) -> N
     if not jobs:
         return
     try:
-        releases.release(jobs, using=context.using)
+        releases.release(context.store, jobs)
     except (FaktoryError, Error) as error:
         # Logged only: raising it would lose the jobs that the requests have received.
-        if connections[context.using].in_atomic_block:
+        if context.store.connection.in_atomic_block:
             raise
         logger.warning("jobs not released, their reservations must end jobs=%d error=%s", len(jobs), error)
     # Ready again: wake up fetches that have found nothing meanwhile.
-    locks.notify_ready(connections[context.using], {job.queue for job in jobs})
+    locks.notify_ready(context.store.connection, {job.queue for job in jobs})
 
 
 def fetch_after_commit(requests: Sequence[FetchRequest], context: ClaimContext) -> list[list[Reservation]]:
@@ -180,7 +172,7 @@ def fetch_after_commit(requests: Sequence[FetchRequest], context: ClaimContext) 
     try:
         claimed = context.claim(first_plan(requests))
     except (FaktoryError, Error) as error:
-        if connections[context.using].in_atomic_block:
+        if context.store.connection.in_atomic_block:
             raise
         logger.warning("claim failed, delivering the jobs that were claimed before error=%s", error)
         return [[] for _ in requests]
@@ -202,45 +194,33 @@ def is_runnable(job: Reservation) -> bool:
     return (job.lock_key is None or job.lock_token is not None) and job.permits != ""
 
 
-class Leases(NamedTuple):
-    """Lease durations of one broker, in seconds (ADR 0026)."""
+class ClaimContext(NamedTuple):
+    """What all claims of one call share: the store, and the durations of leases in seconds (ADR 0026)."""
 
-    lock_s: float = locks.LEASE_S
-    """Lease of a lock that its worker extends with `extend_locks`."""
-    worker_timeout_s: float = 60.0
-    delivery_s: float = DELIVERY_LEASE_S
-    """Maximum time from a claim for a client of the server to the confirmation of its delivery."""
+    store: Store
+    lease_s: float
+    """Lease of a lock."""
+    at_least_s: float | None = None
+    at_most_s: float | None = None
+    """Bounds of the reservation, see the fields of the same names in `ClaimPlan`."""
 
-    def claim_context(
-        self, requests: Sequence[FetchRequest], *, using: str, now: datetime | None, claim_numbers: ClaimNumbers
-    ) -> ClaimContext:
+    @classmethod
+    def of(cls, store: Store, requests: Sequence[FetchRequest]) -> ClaimContext:
         """Return the context of a claim for these requests, which must all ask for the same kind of lease."""
         lease = Lease.RESERVE_FOR
         for request in requests:
             if request.lease:
                 lease = request.lease
                 break
-        lock_s, at_least_s, at_most_s = self.lock_s, None, None
         if lease is Lease.HEARTBEAT:
             # A BEAT extends reservations that are half over. With twice WORKER_TIMEOUT, a reservation cannot end before
             # the worker counts as lost.
-            at_least_s = 2 * self.worker_timeout_s
-        elif lease is Lease.DELIVERY:
+            return cls(store, store.lock_lease_s, at_least_s=2 * store.worker_timeout_s)
+        if lease is Lease.DELIVERY:
             # A client extends the locks of its jobs with its BEAT only, and may send one as rarely as WORKER_TIMEOUT.
-            lock_s, at_most_s = max(lock_s, self.worker_timeout_s), self.delivery_s
-        return ClaimContext(using, now, lock_s, claim_numbers, at_least_s, at_most_s)
-
-
-class ClaimContext(NamedTuple):
-    """The parameters that all claims of one call share: database, clock, leases and claim numbers."""
-
-    using: str
-    now: datetime | None
-    lease_s: float
-    claim_numbers: ClaimNumbers
-    at_least_s: float | None = None
-    at_most_s: float | None = None
-    """Bounds of the reservation, see the fields of the same names in `ClaimPlan`."""
+            lock_lease_s = max(store.lock_lease_s, store.worker_timeout_s)
+            return cls(store, lock_lease_s, at_most_s=store.delivery_lease_s)
+        return cls(store, store.lock_lease_s)
 
     def fill_plan(self, plan: ClaimPlan, number: int) -> ClaimPlan:
         """Return the plan with this claim number and with the leases of this context."""
@@ -251,19 +231,19 @@ class ClaimContext(NamedTuple):
     def claim(self, plan: ClaimPlan) -> list[Reservation]:
         """Claim up to the number of jobs in the plan, with their locks and permits."""
         # The number marks the claimed rows: if the reply is lost, the broker releases them by it (ADR 0017).
-        with self.claim_numbers.numbered() as number:
+        with self.store.claim_numbers.numbered() as number:
             plan = self.fill_plan(plan, number)
             return self.acquire_locks_and_permits(plan, self._claim(plan))
 
     def _claim(self, plan: ClaimPlan) -> list[Reservation]:
         if not plan.slots or plan.limit < 1:
             return []
-        dialect = dialect_of(connections[self.using])
+        dialect = self.store.dialect
         # A plan with several wids may take one statement per worker, and then needs a transaction.
-        is_joined = len({slot.wid for slot in plan.slots}) == 1 or dialect.can_join(connections[self.using])
+        is_joined = len({slot.wid for slot in plan.slots}) == 1 or dialect.can_join(self.store.connection)
         return run(
-            self.using,
-            lambda connection: dialect.claim(connection, plan, self.now),
+            self.store.alias,
+            partial(dialect.claim, plan=plan, now=self.store.clock()),
             atomic=not (dialect.one_statement and is_joined),
         )
 
@@ -277,14 +257,14 @@ class ClaimContext(NamedTuple):
         for rounds_left in reversed(range(MAX_ROUNDS)):
             if all(map(is_runnable, claimed)):
                 return runnable + claimed if runnable else claimed
-            acquired = acquire.acquire(claimed, using=self.using, lease_s=self.lease_s, now=self.now)
+            acquired = acquire.acquire(self.store, claimed, lease_s=self.lease_s)
             runnable += acquired
             if len(acquired) == len(claimed):
                 return runnable
             claimed = self._claim(_remaining_plan(plan, runnable)) if rounds_left and not plan.next_plans else []
         # Every job seen so far is blocked now, but runnable jobs may be behind these: wake up waiting fetches, so that
         # the next one continues from here.
-        locks.notify_ready(connections[self.using], {slot.queue for slot in plan.slots})
+        locks.notify_ready(self.store.connection, {slot.queue for slot in plan.slots})
         return runnable
 
 
@@ -303,12 +283,10 @@ def _remaining_plan(plan: ClaimPlan, runnable: Sequence[Reservation]) -> ClaimPl
 
 
 def _plan_by_counts(
+    store: Store,
     requests: Sequence[FetchRequest],
     results: Sequence[Sequence[Reservation]],
     undistributed: Sequence[Reservation],
-    *,
-    using: str,
-    now: datetime | None,
 ) -> ClaimPlan:
     """Return how many jobs of each queue each worker should claim, based on the number of jobs waiting in each queue.
 
@@ -319,8 +297,8 @@ def _plan_by_counts(
     queues = dict.fromkeys(queue for request in requests for queue in request.queues)
     wids = {request.wid for request in requests if request.wid}
     waiting, quiet_wids = run(
-        using,
-        lambda connection: dialect_of(connection).count_ready(connection, list(queues), max(sum(needs), 0), wids, now),
+        store.alias,
+        lambda connection: store.dialect.count_ready(connection, list(queues), max(sum(needs), 0), wids, store.clock()),
         atomic=False,
     )
     claimed_counts = Counter((job.queue, job.wid) for job in undistributed)

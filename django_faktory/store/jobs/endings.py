@@ -9,15 +9,12 @@ from __future__ import annotations
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from datetime import datetime, timedelta
 from functools import cached_property
-from random import Random
 from typing import Any
 
-from django.db.backends.base.base import BaseDatabaseWrapper
 from django.db.models import F
 
 from ...core.json import jsontext
 from ...core.lifecycle import (
-    DEAD_FOR_S,
     GONE,
     MAX_LOSSES,
     WORKER_LOST,
@@ -39,14 +36,14 @@ from ...core.payloads import (
 from ...errors import FaktoryError, JobNotFound, UnknownJobType
 from ...models import Job, JobQuerySet
 from ..batches import counters
-from ..dialects import clock_of, dialect_of
+from ..dialects import clock_of
 from ..dialects.base import holds, seconds_since
 from ..dialects.values import Ended, EndedRun, FailureColumns, RunningJob, Tally
 from ..limits import limiters
 from ..locks import locks
+from ..store import Store
 from . import history
 
-DEFAULT_RNG = Random()
 _NO_REPORTS: Mapping[str, Interruption] = {}
 _BY_SHUTDOWN = Interruption(jid="", wid="", attempt=0, queue="", message="")
 """Report that is recorded if a worker unregisters without one for its job."""
@@ -71,29 +68,18 @@ class Ending:
     the order of locks.
     """
 
-    def __init__(
-        self,
-        connection: BaseDatabaseWrapper,
-        now: datetime | None = None,
-        *,
-        dead_for_s: int = DEAD_FOR_S,
-        rng: Random = DEFAULT_RNG,
-    ) -> None:
+    def __init__(self, store: Store) -> None:
         self.failed: list[EndedRun] = []
         """The runs that failed."""
-        self._connection, self._dialect = connection, dialect_of(connection)
-        self._cursor = connection.cursor()  # one for all statements: each further one takes 10 µs on SQLite
-        self._now, self._dead_for_s, self._rng = now, dead_for_s, rng
+        self._store, self._connection, self._dialect = store, store.connection, store.dialect
+        self._cursor = self._connection.cursor()  # one for all statements: each further one takes 10 µs on SQLite
+        self._now = store.clock()
         self._deleted: list[int] = []
         self._changed: list[Job] = []
         self._holders: list[Job | RunningJob] = []
         self._returned_holders: list[int] = []
         self._changes: list[counters.Change] = []
         self._tally = Tally()
-
-    @cached_property
-    def _jobs(self) -> JobQuerySet:
-        return Job.objects.using(self._connection.alias).all()
 
     @cached_property
     def clock(self) -> datetime:
@@ -151,7 +137,7 @@ class Ending:
             self._now = reply.now
             rows = [Job.from_db(self._connection.alias, reply.columns, row) for row in reply.rows]
             return {job.jid: job for job in rows}
-        return {job.jid: job for job in self._jobs.filter(jid__in=jids).order_by("id").select_for_update()}
+        return {job.jid: job for job in self._store.jobs.filter(jid__in=jids).order_by("id").select_for_update()}
 
     def fail(self, failed: Sequence[tuple[Job, Failure]]) -> None:
         """Fail locked rows: each job is retried, dead, discarded or deleted (W18)."""
@@ -163,7 +149,7 @@ class Ending:
                 keep=job.result_ttl is not None,
                 verdict="discard" if job.is_cancelled else failure.verdict,
                 delay_s=failure.retry_in_s,
-                rng=self._rng,
+                rng=self._store.rng,
             )
             if outcome.state is GONE:
                 self._deleted.append(job.pk)
@@ -214,7 +200,7 @@ class Ending:
             report = reports.get(job.jid, _BY_SHUTDOWN)
             # Clear the expiry: the job was started in time. Leave the unique key as it is: a job that is unique until
             # its start released the key when it started, and another job may hold it by now.
-            self._jobs.filter(pk=job.pk).update(
+            self._store.jobs.filter(pk=job.pk).update(
                 **RETURNED,
                 expires_at=None,
                 interruptions=F("interruptions") + 1,
@@ -225,7 +211,7 @@ class Ending:
     def release(self, jobs: Sequence[Job]) -> None:
         """Enqueue locked rows again, of jobs that were not started."""
         if jobs:
-            self._jobs.filter(pk__in=[job.pk for job in jobs]).update(**RETURNED)
+            self._store.jobs.filter(pk__in=[job.pk for job in jobs]).update(**RETURNED)
             self._record(jobs, State.ENQUEUED)
 
     def _reschedule(self, job: Job, failure: Failure) -> None:
@@ -234,7 +220,7 @@ class Ending:
         # The alarm about unknown tasks finds the job by its error type.
         errtype = failure.errtype if failure.errtype == UnknownJobType.__name__ else job.errtype
         values = RETURNED | {"state": State.SCHEDULED, "run_at": run_at, "enqueued_at": None, "errtype": errtype}
-        self._jobs.filter(pk=job.pk).update(**values)
+        self._store.jobs.filter(pk=job.pk).update(**values)
         self._record([job], State.SCHEDULED)
 
     def _record(self, jobs: Iterable[Job | RunningJob], to: State | None = None, *, succeeded: bool = False) -> None:
@@ -306,18 +292,18 @@ class Ending:
             job.unique_key = None  # a dead job keeps its key until the key expires (W27)
         job.finished_at = self.clock
         # Dead jobs are kept longer than other finished rows, because people may requeue them.
-        keep_s = self._dead_for_s if outcome.state is State.DEAD else job.result_ttl or 0
+        keep_s = self._store.dead_for_s if outcome.state is State.DEAD else job.result_ttl or 0
         job.purge_at = self.clock + timedelta(seconds=keep_s)
 
 
-def release_rows(connection: BaseDatabaseWrapper, working: JobQuerySet) -> int:
+def release_rows(store: Store, working: JobQuerySet) -> int:
     """Lock these working jobs, enqueue them again, and return their number. Call it inside a transaction.
 
     Only the locked rows are changed: a job that starts to match the filter after the SELECT stays unchanged, because
     its locks and permits were not read.
     """
     jobs = list(working.order_by("id").only("lock_key", "lock_token", "permits").select_for_update())
-    ending = Ending(connection)
+    ending = Ending(store)
     ending.release(jobs)
     ending.write()
     return len(jobs)

@@ -5,21 +5,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from datetime import datetime
+from collections.abc import Callable, Collection, Sequence
 
-from django.db import connections
 from django.db.backends.base.base import BaseDatabaseWrapper
 
 from ...core.payloads import Ack, ExchangeReply, FetchRequest, JobPayload, Reservation, is_storable
 from ...errors import BrokerUnavailable, FaktoryError, InvalidPayload
-from ..dialects import dialect_of
-from ..dialects.base import Dialect
-from ..dialects.values import AckResult, ClaimPlan
-from ..locks import locks
+from ..dialects.values import AckResult, ClaimPlan, EndedRun
+from ..store import Store
 from ..transactions import run
-from . import acknowledgements, prefetch
-from .acknowledgements import OnFinished, ack, ignore_finished, make_waiters_ready
+from . import acknowledgements, prefetch, releases
+from .acknowledgements import ack, make_waiters_ready
 from .claims import (
     ClaimContext,
     are_alike,
@@ -32,7 +28,6 @@ from .claims import (
     plan_per_request,
 )
 from .pushes import CHUNK, may_wait, order_jobs, push
-from .unanswered_claims import ClaimNumbers
 
 NO_CLAIM = ClaimPlan()
 """The plan of an exchange without requests."""
@@ -47,17 +42,15 @@ class Exchange:
 
     def __init__(
         self,
+        store: Store,
         jobs: Sequence[JobPayload],
         acks: Sequence[Ack],
         requests: Sequence[FetchRequest],
-        context: ClaimContext,
-        on_finished: OnFinished,
-        *,
-        dialect: Dialect,
+        record_ended: Callable[[Collection[EndedRun]], None],
     ) -> None:
-        self.jobs, self.acks, self.context, self.on_finished = jobs, acks, context, on_finished
-        # Not looked up from `connections` at each use: in a callback of the event loop that creates a new wrapper.
-        self.dialect = dialect
+        self.store, self.jobs, self.acks, self.record_ended = store, jobs, acks, record_ended
+        self.context = ClaimContext.of(store, requests)
+        self.dialect = store.dialect
         self.requests = [drop_unstorable_queues(request) for request in requests] if requests else requests
 
     def is_one_transaction(self) -> bool:
@@ -115,7 +108,7 @@ class Exchange:
     def schedule_checks(self, plan: ClaimPlan) -> None:
         """Schedule checks of a claim whose outcome is unknown. Without requests nothing was claimed."""
         if plan.claim is not None and self.requests:
-            self.context.claim_numbers.schedule_checks(plan.claim)
+            self.store.claim_numbers.schedule_checks(plan.claim)
 
     def conclude(self, plan: ClaimPlan, ending: AckResult, claimed: list[Reservation]) -> ExchangeReply:
         """Finish the exchange and return its results. May block on further queries, see `needs_no_query`.
@@ -125,12 +118,10 @@ class Exchange:
         """
         context = self.context
         if ending.readied or ending.blocked or ending.limiters:
-            make_waiters_ready(connections[context.using], ending)
+            make_waiters_ready(self.store.connection, ending)
         acked: Sequence[FaktoryError | bool] = []
         if self.acks:
-            acked = acknowledgements.conclude(
-                ending, self.acks, using=context.using, now=context.now, on_finished=self.on_finished
-            )
+            acked = acknowledgements.conclude(self.store, ending, self.acks, self.record_ended)
         if not self.requests:
             return ExchangeReply([None] * len(self.jobs), acked, [])
         # Prefetched jobs are always plain: they need neither lock nor permit, and belong to no request yet (ADR 0022).
@@ -144,45 +135,40 @@ class Exchange:
 
 
 def exchange(
-    jobs: Sequence[JobPayload],
-    acks: Sequence[Ack],
-    requests: Sequence[FetchRequest],
-    *,
-    using: str,
-    now: datetime | None = None,
-    lease_s: float = locks.LEASE_S,
-    claim_numbers: ClaimNumbers | None = None,
-    on_finished: OnFinished = ignore_finished,
+    store: Store, jobs: Sequence[JobPayload], acks: Sequence[Ack], requests: Sequence[FetchRequest]
 ) -> ExchangeReply:
-    """Run `ack`, `push` and `fetch` in one transaction; on PostgreSQL in one round trip.
+    """Run `ack`, `push` and `fetch` in one transaction if the dialect and the jobs allow it; on PostgreSQL in one round
+    trip.
 
     A pushed job may be fetched by a request of the same exchange.
     """
-    context = ClaimContext(using, now, lease_s, claim_numbers or ClaimNumbers())
-    return execute(Exchange(jobs, acks, requests, context, on_finished, dialect=dialect_of(connections[using])))
+    if requests:  # pushes and acks alone need not wait for it
+        releases.release_unanswered(store)
+    reply = execute(Exchange(store, jobs, acks, requests, store.record_ended))
+    store.record_started(reply.fetched)
+    return reply
 
 
 def execute(work: Exchange) -> ExchangeReply:
     """Execute an exchange, in one transaction if the dialect can; blocks until the database has committed."""
-    context = work.context
-    using = context.using
+    store = work.store
     if not work.is_one_transaction():
         return _execute_apart(work)
     if work.may_hand_off_lock():
         handoff = _hand_off_lock(work)
         if handoff:
             return handoff
-    with context.claim_numbers.numbered() as number:
+    with store.claim_numbers.numbered() as number:
         plan = work.plan(number) if work.requests else NO_CLAIM
         try:
             ending, claimed = run(
-                using,
+                store.alias,
                 lambda connection: _exchange(connection, work, plan),
                 # On PostgreSQL all statements are one message, which is a transaction by itself.
-                atomic=not work.dialect.can_join(connections[using]),
+                atomic=not work.dialect.can_join(store.connection),
             )
         except InvalidPayload:  # nothing was changed: each verb alone finds the value that the database refuses
-            if connections[using].in_atomic_block:
+            if store.connection.in_atomic_block:
                 raise
             return _execute_apart(work)
         # Inside the block: it may claim replacements with the same number, and an error must schedule their checks.
@@ -190,12 +176,12 @@ def execute(work: Exchange) -> ExchangeReply:
 
 
 def _exchange(connection: BaseDatabaseWrapper, work: Exchange, plan: ClaimPlan) -> tuple[AckResult, list[Reservation]]:
-    dialect, jobs, acks, now = work.dialect, order_jobs(work.jobs), work.acks, work.context.now
+    dialect, jobs, acks, now = work.dialect, order_jobs(work.jobs), work.acks, work.store.clock()
     if dialect.one_statement:
         return dialect.exchange(connection, jobs, acks, plan, now)
     # Ends come first, and lock the rows that the insert may replace as well: all rows in one order (ADR 0024).
     pushed = [job.jid for _, job in jobs]
-    ending = acknowledgements.end(connection, acks, now, pushed=pushed) if acks else AckResult({}, set())
+    ending = acknowledgements.end(work.store, acks, pushed=pushed) if acks else AckResult({}, set())
     if jobs:
         dialect.insert(connection, jobs, now)
     return ending, dialect.claim(connection, plan, now) if plan.slots else []
@@ -203,21 +189,19 @@ def _exchange(connection: BaseDatabaseWrapper, work: Exchange, plan: ClaimPlan) 
 
 def _execute_apart(work: Exchange) -> ExchangeReply:
     """Execute acks, pushes and requests in transactions of their own."""
-    context = work.context
     # Acks first: the locks and permits that they release may be what the fetched jobs need.
-    acked = ack(work.acks, using=context.using, now=context.now, on_finished=work.on_finished)
+    acked = ack(work.store, work.acks)
     pushed = _push_after_acks(work)
     # Each is a transaction: an error of one must not be the answer to the others, which are committed.
     fetch = fetch_after_commit if work.acks or work.jobs else fetch_filtered
-    return ExchangeReply(pushed, acked, fetch(work.requests, context))
+    return ExchangeReply(pushed, acked, fetch(work.requests, work.context))
 
 
 def _push_after_acks(work: Exchange) -> Sequence[FaktoryError | None]:
-    using = work.context.using
     try:
-        return push(work.jobs, using=using, now=work.context.now)
+        return push(work.store, work.jobs)
     except BrokerUnavailable as error:
-        if not work.acks or connections[using].in_atomic_block:
+        if not work.acks or work.store.connection.in_atomic_block:
             raise
         return [error] * len(work.jobs)
 
@@ -227,25 +211,25 @@ def _hand_off_lock(work: Exchange) -> ExchangeReply | None:
 
     The first request that asks for a job gets the next job of the lock key of the job that ends.
     """
-    [ack], context = work.acks, work.context
+    [ack], store, context = work.acks, work.store, work.context
     place = next(place for place, request in enumerate(work.requests) if request.count)
     first, others = work.requests[place], [*work.requests[:place], *work.requests[place + 1 :]]
     plan = first_plan([first])
     if first.count != 1 or not plan.slots:
         return None
-    with context.claim_numbers.numbered() as number:
+    with store.claim_numbers.numbered() as number:
         plan = context.fill_plan(plan, number)
         try:
             handoff = run(
-                context.using,
-                lambda connection: work.dialect.hand_off_lock(connection, ack, plan, context.now),
+                store.alias,
+                lambda connection: work.dialect.hand_off_lock(connection, ack, plan, store.clock()),
                 atomic=False,
             )
         except InvalidPayload:  # the usual path answers for the result
             handoff = None
     if handoff is None:
         return None
-    work.on_finished(handoff.ended.values())
+    work.record_ended(handoff.ended.values())
     # On a hot key most requests find nothing. With four clients on one key their empty claims delayed every reply, so
     # skip the claim if the statement saw that no other job was ready in any of their queues.
     fetched: list[list[Reservation]] = [[] for _ in others]

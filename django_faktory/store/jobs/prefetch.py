@@ -7,16 +7,13 @@ delivered, or its server died within seconds of delivering it.
 from __future__ import annotations
 
 from collections.abc import Collection, Sequence
-from datetime import datetime
-
-from django.db import connections
-from django.db.backends.base.base import BaseDatabaseWrapper
+from functools import partial
 
 from ...core.payloads import Delivery, FetchRequest, Reservation
 from ...models import Job
 from ..chunks import chunks
-from ..dialects import dialect_of
 from ..dialects.values import ClaimSlot
+from ..store import Store
 from ..transactions import run
 
 
@@ -51,26 +48,18 @@ CHUNK = 500
 """Maximum deliveries confirmed by one statement."""
 
 
-def confirm(deliveries: Sequence[Delivery], *, using: str, now: datetime | None = None) -> set[str]:
+def confirm(store: Store, deliveries: Sequence[Delivery]) -> set[str]:
     """Start the reservations of delivered jobs at the time of their delivery; see `Broker.confirm`.
 
     Skips locked rows and returns their jids: a running transaction may be ending these jobs, confirm them again later.
     """
     skipped_jids: set[str] = set()
     for chunk in chunks(deliveries, CHUNK):
-        skipped_jids |= run(
-            using,
-            lambda connection, chunk=chunk: dialect_of(connection).confirm(connection, chunk, now),  # type: ignore[misc]
-            atomic=not dialect_of(connections[using]).one_statement,
-        )
+        confirm_chunk = partial(store.dialect.confirm, deliveries=chunk, now=store.clock())
+        skipped_jids |= run(store.alias, confirm_chunk, atomic=not store.dialect.one_statement)
     return skipped_jids
 
 
 def is_unconfirmed(job: Job) -> bool:
     """Return True if a working job was prefetched or claimed for a client and its delivery is not confirmed."""
     return job.claim is not None and job.claim < 0
-
-
-def supports(connection: BaseDatabaseWrapper) -> bool:
-    """Return True if the dialect supports prefetching."""
-    return dialect_of(connection).supports_prefetch

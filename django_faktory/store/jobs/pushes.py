@@ -6,19 +6,17 @@ Jobs of a batch, and jobs with keys on SQLite and MariaDB, go through `unique_pu
 from __future__ import annotations
 
 from collections.abc import Sequence
-from datetime import datetime
 from operator import attrgetter
 
-from django.db import connections
 from django.db.backends.base.base import BaseDatabaseWrapper
 
 from ...core.job_options import JobOptions
 from ...core.payloads import JobPayload
 from ...errors import FaktoryError, NotUnique
-from ..dialects import clock_of, dialect_of
 from ..dialects.base import Dialect, OrderedJobs, insertion_order, unique_key_of
 from ..dialects.values import ALL_STORED, PushResult
 from ..locks import locks
+from ..store import Store
 from ..transactions import run, run_each
 from . import unique_push
 
@@ -28,9 +26,7 @@ CHUNK = 500
 """Maximum rows of one statement: enough to make its fixed cost negligible, few enough to keep row locks short."""
 
 
-def push(
-    jobs: Sequence[JobPayload], *, using: str, now: datetime | None = None, chunk_size: int = CHUNK
-) -> Sequence[FaktoryError | None]:
+def push(store: Store, jobs: Sequence[JobPayload], *, chunk_size: int = CHUNK) -> Sequence[FaktoryError | None]:
     """Store jobs in one transaction, or in the caller's transaction if there is one.
 
     Return one item per job: None, or the reason for the refusal: NotUnique (W27), UnknownBatch or BatchClosed (W26),
@@ -42,28 +38,26 @@ def push(
     if not jobs:
         return []
     return run_each(
-        using,
-        lambda part: _push_set(part, using=using, now=now, chunk_size=chunk_size),
+        store.alias,
+        lambda part: _push_set(store, part, chunk_size=chunk_size),
         jobs,
         lambda _, error: error,
     )
 
 
-def _push_set(
-    jobs: Sequence[JobPayload], *, using: str, now: datetime | None, chunk_size: int
-) -> Sequence[FaktoryError | None]:
-    dialect = dialect_of(connections[using])
+def _push_set(store: Store, jobs: Sequence[JobPayload], *, chunk_size: int) -> Sequence[FaktoryError | None]:
+    dialect = store.dialect
     if _any_needs_lookup(jobs, dialect):
-        return _push_with_lookups(jobs, using=using, now=now, chunk_size=chunk_size)
+        return _push_with_lookups(store, jobs, chunk_size=chunk_size)
     distinct = jobs if len(jobs) == 1 else _select_distinct(jobs)
     places = insertion_order(distinct) if len(jobs) > 1 else (0,)
     may_exist = not all(map(_has_new_jid, jobs))
 
     def insert(connection: BaseDatabaseWrapper) -> list[PushResult]:
         """Return the results other than `ALL_STORED`."""
-        clock = now
+        clock = store.clock()
         if len(places) > chunk_size:
-            clock = clock_of(connection, now)  # the places of all jobs count from one time
+            clock = store.now()  # the places of all jobs count from one time
             if may_exist or any(map(unique_key_of, jobs)):
                 dialect.lock_stored(connection, [(place, distinct[place]) for place in places], clock)
         results = []
@@ -81,22 +75,20 @@ def _push_set(
 
     # Some dialects insert a set with several statements. One row needs a single statement on every database.
     is_one_statement = len(places) == 1 or (dialect.one_statement and len(places) <= chunk_size)
-    results = run(using, insert, atomic=not is_one_statement, writes=True)
+    results = run(store.alias, insert, atomic=not is_one_statement, writes=True)
     if not results:
         return [None] * len(jobs)
     if any(result.is_undecided for result in results):
-        return _push_with_lookups(jobs, using=using, now=now, chunk_size=chunk_size)
+        return _push_with_lookups(store, jobs, chunk_size=chunk_size)
     refused = {jid for result in results for jid in result.refused}
     return [NotUnique(job.jid) if job.jid in refused else None for job in jobs]
 
 
-def _push_with_lookups(
-    jobs: Sequence[JobPayload], *, using: str, now: datetime | None, chunk_size: int
-) -> Sequence[FaktoryError | None]:
+def _push_with_lookups(store: Store, jobs: Sequence[JobPayload], *, chunk_size: int) -> Sequence[FaktoryError | None]:
     ordered = order_jobs(jobs)
     refusals = run(
-        using,
-        lambda connection: unique_push.push(connection, ordered, now, chunk_size=chunk_size),
+        store.alias,
+        lambda connection: unique_push.push(connection, ordered, store.clock(), chunk_size=chunk_size),
         atomic=False,
         writes=True,
     )

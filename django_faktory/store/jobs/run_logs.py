@@ -16,6 +16,7 @@ from ...core.payloads import Ack, in_ascii
 from ...models import Job
 from ..chunks import chunks
 from ..dialects.base import JOB, holds, marks
+from ..store import Store
 from ..transactions import limited_lock_wait, run, run_each
 from . import history
 
@@ -25,7 +26,7 @@ LOCK_WAIT_S = 1.0
 """Seconds that log lines wait for another transaction: the acknowledgements of the same jobs wait for them."""
 
 
-def keep_logs(acks: Sequence[Ack], *, using: str) -> None:
+def keep_logs(store: Store, acks: Sequence[Ack]) -> None:
     """Append the lines of these runs to the histories of their jobs.
 
     Skip runs that have ended or whose job another worker holds. Call it once for each run: a second call appends the
@@ -33,12 +34,12 @@ def keep_logs(acks: Sequence[Ack], *, using: str) -> None:
     """
 
     def keep(part: Sequence[Ack]) -> list[None]:
-        run(using, partial(_append, acks=part))
+        run(store.alias, partial(_append, acks=part))
         return [None] * len(part)
 
     with limited_lock_wait(LOCK_WAIT_S):
         for chunk in chunks(acks, CHUNK):
-            run_each(using, keep, chunk, lambda ack, _: keep([with_log_in_ascii(ack)])[0])
+            run_each(store.alias, keep, chunk, lambda ack, _: keep([with_log_in_ascii(ack)])[0])
 
 
 def with_log_in_ascii(ack: Ack) -> Ack:

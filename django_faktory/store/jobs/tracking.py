@@ -12,7 +12,7 @@ from datetime import datetime, timedelta
 from functools import partial
 
 import msgspec
-from django.db import connections, transaction
+from django.db import transaction
 from django.db.backends.base.base import BaseDatabaseWrapper
 from django.db.models import Exists, OuterRef, Q
 from django.db.models.functions import Now
@@ -25,6 +25,7 @@ from ...core.payloads import Tracked, TrackUpdate, in_ascii, is_storable
 from ...errors import InvalidPayload
 from ...models import Job, JobQuerySet, Tracking
 from ..dialects import clock_of
+from ..store import Store
 from ..transactions import run
 
 CHUNK = 500
@@ -45,18 +46,18 @@ PROTOCOL_STATES = {
 """State names of the protocol. "dead" covers all states in which the job will not run again unless it is requeued."""
 
 
-def track_set(updates: Sequence[TrackUpdate], *, using: str, now: datetime | None = None) -> None:
+def track_set(store: Store, updates: Sequence[TrackUpdate]) -> None:
     """Store progress updates, each in a transaction of its own. Updates of jobs that are not stored are ignored."""
     for update in updates:
         if not is_storable(update.jid):
             continue
         try:
             # A savepoint: a text that the database refuses must not break the transaction of an atomic task.
-            with transaction.atomic(using=using) if connections[using].in_atomic_block else nullcontext():
-                run(using, partial(_store, update=update, now=now))
+            with transaction.atomic(using=store.alias) if store.connection.in_atomic_block else nullcontext():
+                run(store.alias, partial(_store, update=update, now=store.clock()))
         except InvalidPayload:
             plain = msgspec.structs.replace(update, desc=in_ascii(update.desc or ""))
-            run(using, partial(_store, update=plain, now=now))
+            run(store.alias, partial(_store, update=plain, now=store.clock()))
 
 
 def _store(connection: BaseDatabaseWrapper, update: TrackUpdate, now: datetime | None) -> None:
@@ -91,17 +92,17 @@ def _is_running(job: JobQuerySet) -> bool:
     return bool(list(job.filter(state=State.WORKING).select_for_update().values_list("pk", flat=True)))
 
 
-def track_get(jids: Sequence[str], *, using: str) -> list[Tracked]:
+def track_get(store: Store, jids: Sequence[str]) -> list[Tracked]:
     """Return state and progress of these jobs, in the order of `jids`."""
     storable = {jid for jid in jids if is_storable(jid)}
 
     def verb(_: BaseDatabaseWrapper) -> list[Tracked]:
         # `payload` and `result` may be large, and are not returned.
-        stored = {job.jid: job for job in Job.objects.using(using).filter(jid__in=storable).defer("payload", "result")}
-        progress = {record.jid: record for record in Tracking.objects.using(using).filter(jid__in=stored)}
+        stored = {job.jid: job for job in store.jobs.filter(jid__in=storable).defer("payload", "result")}
+        progress = {record.jid: record for record in Tracking.objects.using(store.alias).filter(jid__in=stored)}
         return [_build_tracked(jid, stored.get(jid), progress.get(jid)) for jid in jids]
 
-    return run(using, verb, atomic=False)
+    return run(store.alias, verb, atomic=False)
 
 
 def _build_tracked(jid: str, job: Job | None, progress: Tracking | None) -> Tracked:
@@ -133,17 +134,18 @@ def _failed_at(history: str) -> datetime | None:
         return None
 
 
-def purge_tracking(*, using: str, now: datetime | None = None, limit: int = CHUNK) -> int:
+def purge_tracking(store: Store, *, limit: int = CHUNK) -> int:
     """Delete at most `limit` progress records, and return their number.
 
     Deletes the records of jobs that have finished or are not stored, half an hour after the last update.
     """
-    live_jobs = Job.objects.using(using).in_state(*LIVE).filter(jid=OuterRef("jid"))
-    outdated = Tracking.objects.using(using).filter(~Exists(live_jobs), updated_at__lt=(now or Now()) - TRACKED_FOR)
+    live_jobs = store.jobs.in_state(*LIVE).filter(jid=OuterRef("jid"))
+    since = (store.clock() or Now()) - TRACKED_FOR
+    outdated = Tracking.objects.using(store.alias).filter(~Exists(live_jobs), updated_at__lt=since)
 
     def verb(_: BaseDatabaseWrapper) -> int:
         # Select, then delete by jid: Django cannot limit a DELETE, and each transaction should be short.
         jids = list(outdated.order_by("updated_at").values_list("jid", flat=True)[:limit])
-        return Tracking.objects.using(using).filter(jid__in=jids).delete()[0] if jids else 0
+        return Tracking.objects.using(store.alias).filter(jid__in=jids).delete()[0] if jids else 0
 
-    return run(using, verb)
+    return run(store.alias, verb)

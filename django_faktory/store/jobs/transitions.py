@@ -26,6 +26,7 @@ from ..dialects import clock_of
 from ..dialects.base import JOB, marks
 from ..limits import limiters
 from ..locks import locks
+from ..store import Store
 from ..transactions import read, run
 
 CHUNK = 500
@@ -178,14 +179,14 @@ def purged(jobs: JobQuerySet) -> int:
 # job is enqueued again by a retry or a requeue, but not when it returns from a lost worker.
 
 
-def cancel(jids: Sequence[str], *, using: str, now: datetime | None = None) -> int:
+def cancel(store: Store, jids: Sequence[str]) -> int:
     """Discard waiting jobs, mark running jobs, and return the number of both. Dead and finished jobs stay unchanged."""
     storable = [jid for jid in jids if is_storable(jid)]
 
     def verb(_: BaseDatabaseWrapper, chunk: Sequence[str]) -> int:
-        return cancelled(Job.objects.using(using).filter(jid__in=chunk), now)
+        return cancelled(store.jobs.filter(jid__in=chunk), store.clock())
 
-    return sum(run(using, partial(verb, chunk=chunk)) for chunk in chunks(storable, CHUNK))
+    return sum(run(store.alias, partial(verb, chunk=chunk)) for chunk in chunks(storable, CHUNK))
 
 
 def cancelled(jobs: JobQuerySet, now: datetime | None = None) -> int:
@@ -200,7 +201,7 @@ def cancelled(jobs: JobQuerySet, now: datetime | None = None) -> int:
     return discarded_count + marked
 
 
-def find_cancelled(jids: Sequence[str], *, using: str) -> list[str]:
+def find_cancelled(store: Store, jids: Sequence[str]) -> list[str]:
     """Return the jids of the running jobs among `jids` that have a valid cancellation mark."""
-    marked = Job.objects.using(using).in_state(State.WORKING).filter(cancel_requested_at__gte=F("enqueued_at"))
+    marked = store.jobs.in_state(State.WORKING).filter(cancel_requested_at__gte=F("enqueued_at"))
     return read(marked.filter(jid__in=jids).values_list("jid", flat=True))

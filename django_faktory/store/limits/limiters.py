@@ -30,6 +30,7 @@ from ...models import JobQuerySet, Limit, Limiter
 from ..dialects import dialect_of
 from ..dialects.base import Dialect
 from ..locks import locks
+from ..store import Store
 from ..transactions import after_commit, read, retry_skipped, run
 from . import sql
 
@@ -53,9 +54,7 @@ class _MissingLimiters(Exception):
         self.keys = keys
 
 
-def acquire_permits(
-    reservations: Sequence[Reservation], *, using: str, now: datetime | None = None
-) -> list[Reservation]:
+def acquire_permits(store: Store, reservations: Sequence[Reservation]) -> list[Reservation]:
     """Give permits to jobs just claimed; return the jobs that may start.
 
     Jobs that no limit concerns are returned too. The other jobs become blocked; a job that only the limit of its queue
@@ -65,7 +64,7 @@ def acquire_permits(
     limited_jobs = [job for job in reservations if job.permits == ""]
     if not limited_jobs:
         return list(reservations)
-    permits = run_with_limiters(lambda connection: _acquire_permits(connection, limited_jobs, now), using=using)
+    permits = run_with_limiters(store, lambda connection: _acquire_permits(connection, limited_jobs, store.clock()))
     return _with_permits(reservations, permits)
 
 
@@ -87,15 +86,15 @@ def _with_permits(reservations: Sequence[Reservation], permits: Mapping[str, str
     ]
 
 
-def run_with_limiters(verb: Callable[[BaseDatabaseWrapper], T], *, using: str) -> T:
+def run_with_limiters(store: Store, verb: Callable[[BaseDatabaseWrapper], T]) -> T:
     """Run a function that calls `acquire_permits_in`; create the limiters of new keys first."""
     while True:
         try:
             # The caller's transaction needs a savepoint: `_MissingLimiters` must undo this attempt only.
-            with transaction.atomic(using=using) if connections[using].in_atomic_block else nullcontext():
-                return run(using, verb)
+            with transaction.atomic(using=store.alias) if store.connection.in_atomic_block else nullcontext():
+                return run(store.alias, verb)
         except _MissingLimiters as error:
-            create_limiters(error.keys, using=using)
+            create_limiters(error.keys, using=store.alias)
 
 
 def _acquire_permits(
@@ -277,9 +276,9 @@ def find_due_limiters(*, using: str) -> list[int]:
     return read(due[:CHUNK])
 
 
-def unblock_due(*, using: str, now: datetime | None = None) -> set[str]:
+def unblock_due(store: Store) -> set[str]:
     """Make the next sets of rate-limited jobs ready; return the queues that got work."""
-    queues, _ = unblock_if_room(find_due_limiters(using=using), using=using, now=now)
+    queues, _ = unblock_if_room(find_due_limiters(using=store.alias), using=store.alias, now=store.clock())
     return queues
 
 

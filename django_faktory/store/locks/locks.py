@@ -27,6 +27,7 @@ from ..chunks import chunks
 from ..dialects import clock_of, dialect_of
 from ..dialects.base import JOB, LOCK, marks
 from ..dialects.values import RunningJob
+from ..store import Store
 from ..transactions import after_commit, read, retry_skipped, run, select
 
 logger = get_logger(__name__)
@@ -59,16 +60,15 @@ WHERE waiting.lock_key IN ({{keys}}) AND waiting.state = 'blocked' AND waiting.l
     AND first.limiter IS NOT NULL AND first.queue = waiting.queue AND first.sort_priority = waiting.sort_priority)"""
 
 
-def acquire_locks(
-    reservations: Sequence[Reservation], *, using: str, lease_s: float = LEASE_S, now: datetime | None = None
-) -> list[Reservation]:
+def acquire_locks(store: Store, reservations: Sequence[Reservation], *, lease_s: float) -> list[Reservation]:
     """Acquire the locks of jobs just claimed; return the jobs that have theirs, with the token.
 
     The other jobs become blocked, as if they had not been claimed. Do not deliver a job before its lock is committed.
     """
-    tokens = run(using, lambda connection: acquire_locks_in(connection, reservations, lease_s, now))
+    clock = store.clock()
+    tokens = run(store.alias, lambda connection: acquire_locks_in(connection, reservations, lease_s, clock))
     # The holder may have released the key before these jobs were committed as blocked, without seeing them.
-    promote_waiters({job.lock_key for job in reservations if job.lock_key and job.jid not in tokens}, using=using)
+    promote_waiters({job.lock_key for job in reservations if job.lock_key and job.jid not in tokens}, using=store.alias)
     return [msgspec.structs.replace(job, lock_token=tokens[job.jid]) for job in reservations if job.jid in tokens]
 
 
@@ -317,12 +317,12 @@ def extend(wids: Collection[str], *, using: str) -> int:
     return _extend(locks, skip_locked=True) if run(using, lambda _: locks.exists(), atomic=False) else 0
 
 
-def extend_held(tokens: Collection[int], *, using: str) -> set[int]:
+def extend_held(store: Store, tokens: Collection[int]) -> set[int]:
     """Extend these locks; return the tokens that are lost because their row is gone.
 
     Another job has, or could have, acquired the key of a lost token.
     """
-    locks = JobLock.objects.using(using).filter(pk__in=tokens)
+    locks = JobLock.objects.using(store.alias).filter(pk__in=tokens)
     _extend(locks)
     return set(tokens) - set(read(locks.values_list("pk", flat=True)))
 

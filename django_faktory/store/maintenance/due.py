@@ -5,7 +5,6 @@ Each function is safe to run on several nodes at once; there is no leader.
 
 from __future__ import annotations
 
-from datetime import datetime
 from typing import Any
 
 from django.db import connections
@@ -18,9 +17,9 @@ from ...core.lifecycle import DELAYED, FINISHED, GONE, Event, State, sources
 from ...models import Job, JobQuerySet
 from ..batches import counters
 from ..deletion import delete_locked
-from ..dialects import clock_of
 from ..limits import limiters
 from ..locks import locks
+from ..store import Store
 from ..transactions import read, run
 
 CHUNK = 500
@@ -28,24 +27,24 @@ CLEAR_PORTION = 20
 """Sets of finished rows that lose their expiry before maintenance continues with its other steps."""
 
 
-def enqueue_due(*, using: str, now: datetime | None = None, limit: int = CHUNK) -> set[str]:
+def enqueue_due(store: Store, *, limit: int = CHUNK) -> set[str]:
     """Enqueue at most `limit` due jobs; return their queues, empty if none was due."""
 
     def verb(connection: BaseDatabaseWrapper) -> set[str]:
         rows: list[tuple[int, str, str | None]] = []
-        for jobs in find_delayed_jobs(connection, using=using):
-            due = jobs.filter(run_at__lte=now or Now()).select_for_update(skip_locked=True)
+        for jobs in find_delayed_jobs(connection, using=store.alias):
+            due = jobs.filter(run_at__lte=store.clock() or Now()).select_for_update(skip_locked=True)
             rows += due.values_list("pk", "queue", "lock_key")[: limit - len(rows)]
         if rows:
-            clock = clock_of(connection, now)
+            clock = store.now()
             # The state is checked again: on SQLite, without row locks, another node may have enqueued the same rows.
-            Job.objects.using(using).filter(pk__in=[pk for pk, _, _ in rows]).in_state(*DELAYED).update(
+            store.jobs.filter(pk__in=[pk for pk, _, _ in rows]).in_state(*DELAYED).update(
                 state=State.ENQUEUED, enqueued_at=clock, run_at=None, wid=""
             )
             locks.block_if_locked(connection, [pk for pk, _, key in rows if key])
         return {queue for _, queue, _ in rows}
 
-    return run(using, verb)
+    return run(store.alias, verb)
 
 
 def find_delayed_jobs(connection: BaseDatabaseWrapper, *, using: str) -> list[Any]:
@@ -60,14 +59,14 @@ def find_delayed_jobs(connection: BaseDatabaseWrapper, *, using: str) -> list[An
     return [jobs.filter(state=str(state)) for state in sorted(DELAYED)]
 
 
-def expire(*, using: str, now: datetime | None = None, limit: int = CHUNK) -> int:
+def expire(store: Store, *, limit: int = CHUNK) -> int:
     """Expire at most `limit` jobs that no worker took in time; return how many.
 
     Jobs with a `result_ttl`, such as those of Django tasks, stay as expired for that time; other jobs are deleted.
     """
-    all_jobs, expired = Job.objects.using(using), find_expired_jobs(using=using, now=now)
-    if not _is_partial(using):
-        _clear_expiries(using, now)
+    all_jobs, expired = store.jobs, find_expired_jobs(store)
+    if not _is_partial(store.alias):
+        _clear_expiries(store)
     first_pk = expired.values_list("pk", flat=True)[:1]  # ordered by the index; `exists()` may scan the table
     if not read(first_pk):  # nearly always true
         return 0
@@ -77,7 +76,7 @@ def expire(*, using: str, now: datetime | None = None, limit: int = CHUNK) -> in
         rows = list(expired.only(*counters.FIELDS, *_EXPIRY_FIELDS).select_for_update(skip_locked=True)[:limit])
         if not rows:
             return 0
-        clock = clock_of(connection, now)
+        clock = store.now()
         ready = [job for job in rows if job.state == State.ENQUEUED]
         # Such a job keeps later jobs of its key and limiter blocked, so its expiry has to make another one ready.
         keys = {job.lock_key for job in rows if job.lock_key and locks.keeps_others_blocked(job)}
@@ -98,16 +97,16 @@ def expire(*, using: str, now: datetime | None = None, limit: int = CHUNK) -> in
         counters.record_changes(connection, [counters.Change(job, State.EXPIRED) for job in members], clock)
         return len(rows)
 
-    return run(using, verb)
+    return run(store.alias, verb)
 
 
 _EXPIRY_FIELDS = ("state", "result_ttl", "lock_key", "limiter")
 
 
-def find_expired_jobs(*, using: str, now: datetime | None = None) -> QuerySet[Job]:
+def find_expired_jobs(store: Store) -> QuerySet[Job]:
     """Return jobs that have waited past their `expires_in`, earliest expiry first."""
-    jobs = find_expiring_jobs(using=using).filter(expires_at__lte=now or Now())
-    return jobs if _is_partial(using) else jobs.in_state(*sources(Event.EXPIRE))
+    jobs = find_expiring_jobs(using=store.alias).filter(expires_at__lte=store.clock() or Now())
+    return jobs if _is_partial(store.alias) else jobs.in_state(*sources(Event.EXPIRE))
 
 
 def find_expiring_jobs(*, using: str) -> JobQuerySet:
@@ -123,28 +122,26 @@ def _is_partial(using: str) -> bool:
     return connections[using].features.supports_partial_indexes
 
 
-def _clear_expiries(
-    using: str, now: datetime | None, *, chunk_size: int = CHUNK, max_chunks: int = CLEAR_PORTION
-) -> None:
+def _clear_expiries(store: Store, *, chunk_size: int = CHUNK, max_chunks: int = CLEAR_PORTION) -> None:
     """Remove finished rows from the head of the expiry index (MariaDB), a bounded number at a time.
 
     The index has no condition there. Otherwise each read of the head would read past every finished row that is kept.
     """
-    finished = find_expiring_jobs(using=using).in_state(*FINISHED).filter(expires_at__lte=now or Now())
+    finished = find_expiring_jobs(using=store.alias).in_state(*FINISHED).filter(expires_at__lte=store.clock() or Now())
 
     def verb(_: BaseDatabaseWrapper) -> int:
         ids = list(finished.select_for_update(skip_locked=True).values_list("pk", flat=True)[:chunk_size])
-        Job.objects.using(using).filter(pk__in=ids).update(expires_at=None)
+        store.jobs.filter(pk__in=ids).update(expires_at=None)
         return len(ids)
 
     for _ in range(max_chunks):
-        if run(using, verb) < chunk_size:
+        if run(store.alias, verb) < chunk_size:
             return
 
 
-def purge(*, using: str, now: datetime | None = None, limit: int = CHUNK) -> int:
+def purge(store: Store, *, limit: int = CHUNK) -> int:
     """Delete at most `limit` finished jobs after their retention; return how many."""
-    due = _find_purgeable(using, now)
+    due = _find_purgeable(store)
     if not due:
         return 0
 
@@ -156,26 +153,26 @@ def purge(*, using: str, now: datetime | None = None, limit: int = CHUNK) -> int
             return 0
         ids = [job.pk for job in rows]
         # The state is checked again where no row is locked: a dead job may have been requeued since.
-        deleted_count = delete_locked(Job.objects.using(using).filter(pk__in=ids).in_state(*FINISHED), ids)
+        deleted_count = delete_locked(store.jobs.filter(pk__in=ids).in_state(*FINISHED), ids)
         # Other finished members were counted when they ended; a dead one still keeps its batch waiting until it is
         # deleted.
         dead = [job for job in rows if job.state == State.DEAD and (job.bid or job.callback_of)]
-        counters.record_all(using, sorted(dead, key=lambda job: job.pk), GONE)
+        counters.record_all(store.alias, sorted(dead, key=lambda job: job.pk), GONE)
         return deleted_count
 
-    return run(using, verb)
+    return run(store.alias, verb)
 
 
-def _find_purgeable(using: str, now: datetime | None) -> list[Any]:
+def _find_purgeable(store: Store) -> list[Any]:
     """Return queries of finished jobs after their retention, earliest `purge_at` first.
 
     One query; without partial indexes one per state in which a job is due. A single query over all states would there
     read and sort everything due for each set (MariaDB, 400,000 due: 4 s).
     """
-    jobs = Job.objects.using(using).filter(purge_at__lt=now or Now()).order_by("purge_at")
-    if _is_partial(using):
+    jobs = store.jobs.filter(purge_at__lt=store.clock() or Now()).order_by("purge_at")
+    if _is_partial(store.alias):
         return [jobs.in_state(*FINISHED)]
     queries = [jobs.filter(state=str(state)) for state in State if state in FINISHED]
     # Without locks: MariaDB locks the row after the range too. After the last dead job in its index comes the
     # oldest job of a queue, and a FETCH would skip it.
-    return run(using, lambda _: [query for query in queries if query.values_list("pk")[:1]], atomic=False)
+    return run(store.alias, lambda _: [query for query in queries if query.values_list("pk")[:1]], atomic=False)

@@ -22,6 +22,7 @@ from .. import scan
 from ..dialects import dialect_of
 from ..queues import Waiting
 from ..shared_reads import shared
+from ..store import Store
 from ..transactions import run
 from ..workers import living
 
@@ -166,9 +167,9 @@ def _shared(read: Callable[..., AllCounts], using: str, worker_timeout_s: float)
     return shared((read, worker_timeout_s), read_now, using=using)
 
 
-def snapshot(*, using: str, worker_timeout_s: float = 60) -> dict[str, Any]:
+def snapshot(store: Store) -> dict[str, Any]:
     """Read the counts now, in the format of `Broker.info`."""
-    return read_exact_counts(using=using, worker_timeout_s=worker_timeout_s).info()
+    return read_exact_counts(using=store.alias, worker_timeout_s=store.worker_timeout_s).info()
 
 
 # --- sets, and the statements that count them ---

@@ -14,6 +14,7 @@ from django_faktory.models.cron import CronEntry, CronRun
 from django_faktory.operations import bulk
 from django_faktory.store.batches import batches, tree
 from django_faktory.store.jobs.bulk import CHUNK
+from django_faktory.store.store import Store
 from tests.factories import T0, CronFactory, JobFactory, LockFactory, QueueFactory, WorkerFactory
 from tests.project.tasks import add
 
@@ -141,9 +142,9 @@ def test_a_worker_is_quieted_then_terminated_and_cannot_return_to_quiet(as_root)
 
 
 def family():
-    root = batches.new(NewBatch(description="root"), using="default")
-    children = [batches.new(NewBatch(parent_bid=root), using="default") for _ in range(2)]
-    grandchild = batches.new(NewBatch(parent_bid=children[0]), using="default")
+    root = batches.new(Store(), NewBatch(description="root"))
+    children = [batches.new(Store(), NewBatch(parent_bid=root)) for _ in range(2)]
+    grandchild = batches.new(Store(), NewBatch(parent_bid=children[0]))
     return root, children, grandchild
 
 

@@ -9,6 +9,7 @@ from django_faktory.contrib.transfer.redis_layout import EXPORTED, FaktoryRedis
 from django_faktory.models import Job
 from django_faktory.store import queues
 from django_faktory.store.jobs import pushes
+from django_faktory.store.store import Store
 from tests.contrib.transfer.conftest import RECORDED, jids, load, recorded
 from tests.contrib.transfer.test_import import BreaksOff
 from tests.factories import JobFactory, WorkerFactory, payload
@@ -75,14 +76,14 @@ def test_jobs_imported_from_real_faktory_data_are_exported_unchanged(release, re
 
 @pytest.mark.parametrize(("layout", "key"), [(None, "q:mail"), ("1.9", "mail"), ("1.10", "q:mail")])
 def test_an_empty_redis_receives_the_requested_layout(layout, key, redis, give):
-    pushes.push([payload(1, queue="mail")], using="default")
+    pushes.push(Store(), [payload(1, queue="mail")])
     assert give(*(["--layout", layout] if layout else []))["layout"] == (layout or "1.10")
     assert jids(redis, key) == ["job-1..."]
 
 
 def test_exported_queues_keep_the_fetch_order_of_jobs(redis, give):
     for jid, priority in (("a", 0), ("b", 0), ("urgent", 50)):
-        pushes.push([payload(jid, priority=priority)], using="default")
+        pushes.push(Store(), [payload(jid, priority=priority)])
     give()
     assert jids(redis, "q:default") == ["job-b...", "job-a...", "job-urgent"]
 
@@ -112,7 +113,7 @@ def test_the_1_9_layout_refuses_a_queue_named_like_a_set(redis, give):
 
 def test_a_dry_run_changes_nothing(redis, give):
     JobFactory(dead=True)
-    queues.pause(["mail"], using="default")
+    queues.pause(Store(), ["mail"])
     assert give("--dry-run")["moved"] == 1
     assert (Job.objects.count(), redis.dbsize()) == (1, 0)
     redis.close()
@@ -128,7 +129,7 @@ def test_export_refuses_while_workers_are_connected(faktory, server):
 def test_the_answer_has_the_documented_shape(give):
     JobFactory()
     JobFactory(working=True)
-    queues.pause(["mail"], using="default")
+    queues.pause(Store(), ["mail"])
     report = give(code=4)
     assert [problem.pop("jids") for problem in report["problems"]] == [[]]  # these jobs are only counted
     assert shape(report | {"problems": documented("export-faktory")["problems"]}) == shape(documented("export-faktory"))
@@ -143,7 +144,7 @@ def test_exporting_no_jobs_exits_with_code_2(give):
 @pytest.mark.parametrize("times", range(3))
 def test_an_interrupted_export_neither_loses_nor_duplicates_jobs(when, times, redis, server, give, monkeypatch):
     for n in range(7):
-        pushes.push([payload(f"n{n}")], using="default")
+        pushes.push(Store(), [payload(f"n{n}")])
     made = set(Job.objects.values_list("jid", flat=True))
     left, real = [times], FaktoryRedis.add
 

@@ -13,6 +13,7 @@ from django_faktory.models import CronEntry, Queue
 from django_faktory.store.batches import batches
 from django_faktory.store.cron import entries
 from django_faktory.store.jobs import pushes
+from django_faktory.store.store import Store
 from tests.factories import JobFactory, LockFactory, QueueFactory, WorkerFactory, payload
 from tests.project.tasks import add
 
@@ -121,9 +122,9 @@ def test_each_subcommand_has_an_example():
 @pytest.mark.django_db
 @pytest.mark.parametrize("word", EXAMPLES)
 def test_json_output_has_the_documented_shape(asked, word):
-    batches.new(payloads_of_a_batch(), using="default")
+    batches.new(Store(), payloads_of_a_batch())
     JobFactory(dead=True, jid="jid-of-one", history='[{"errtype":"E"}]')
-    pushes.push([payload()], using="default")
+    pushes.push(Store(), [payload()])
     QueueFactory(name="default")
     if word != "top":
         WorkerFactory(wid="w1", labels=["python"], queues=["default"], threads=5)

@@ -18,6 +18,7 @@ from django_faktory.operations.bulk import Verb
 from django_faktory.store.batches import batches
 from django_faktory.store.jobs import pushes
 from django_faktory.store.jobs.bulk import CHUNK
+from django_faktory.store.store import Store
 from tests.factories import T0, JobFactory, QueueFactory, WorkerFactory, payload
 from tests.management.cli.conftest import Terminal
 from tests.project.tasks import add
@@ -202,9 +203,9 @@ def test_workers_shows_the_number_of_held_jobs(asked, faktory):
 
 
 def test_batches_shows_the_progress_of_each_batch(asked, faktory):
-    bid = batches.new(NewBatch(description="import", success=payload()), using="default")
-    child = batches.new(NewBatch(parent_bid=bid), using="default")
-    pushes.push([payload(custom={"bid": bid}) for _ in range(2)], using="default")
+    bid = batches.new(Store(), NewBatch(description="import", success=payload()))
+    child = batches.new(Store(), NewBatch(parent_bid=bid))
+    pushes.push(Store(), [payload(custom={"bid": bid}) for _ in range(2)])
     output = asked("batches")
     assert [batch["bid"] for batch in output["batches"]] == [child, bid]
     assert output["batches"][1]["total"] == 2

@@ -8,6 +8,7 @@ from django.db import connection, transaction
 
 from django_faktory.models import Batch, Job
 from django_faktory.store.maintenance import due
+from django_faktory.store.store import Store
 from tests.waiting import wait_until
 
 pytestmark = pytest.mark.once_if_quick
@@ -251,7 +252,7 @@ def test_a_member_removed_without_success_completes_its_batch(client, worker, fi
     if "retry" in fields:
         fail(worker)
     if line == "expiry":
-        due.expire(using="default")
+        due.expire(Store())
     elif line != "FAIL":
         assert ask(client, line) == "OK"
     wait_until(lambda: progress(client, bid) == (0, 0, "1", "", True))

@@ -17,6 +17,7 @@ from django_faktory.models import Batch, Job
 from django_faktory.store.batches import batches
 from django_faktory.store.jobs import acknowledgements, bulk, claims, failures, pushes, transitions
 from django_faktory.store.maintenance import due
+from django_faktory.store.store import Store
 from tests.factories import payload
 from tests.store import by_ids
 from tests.store.limits.conftest import Node
@@ -38,34 +39,30 @@ def new(parent="", *, complete=True, success=True, caller_wid=""):
         complete=job("complete", _cb="complete") if complete else None,
         success=job("success", _cb="success") if success else None,
     )
-    return batches.new(made, using="default", caller_wid=caller_wid)
+    return batches.new(Store(), made, caller_wid=caller_wid)
 
 
 def push(bid, count=1):
     pushed = [job(bid=bid) for _ in range(count)]
-    assert pushes.push(pushed, using="default") == [None] * count
+    assert pushes.push(Store(), pushed) == [None] * count
     return pushed
 
 
 def commit(bid):
-    batches.commit(bid, using="default")
+    batches.commit(Store(), bid)
 
 
 def fetch(count=100, wid="w"):
-    [found] = claims.fetch([FetchRequest(queues=("default",), wid=wid, count=count)], using="default")
+    [found] = claims.fetch(Store(), [FetchRequest(queues=("default",), wid=wid, count=count)])
     return found
 
 
 def ack(*reservations):
-    return acknowledgements.ack(
-        [Ack(jid=one.jid, wid=one.wid, attempt=one.attempt) for one in reservations], using="default"
-    )
+    return acknowledgements.ack(Store(), [Ack(jid=one.jid, wid=one.wid, attempt=one.attempt) for one in reservations])
 
 
 def fail(reservation, **more):
-    failures.fail(
-        [failure(jid=reservation.jid, wid=reservation.wid, errtype="E", message="m", **more)], using="default"
-    )
+    failures.fail(Store(), [failure(jid=reservation.jid, wid=reservation.wid, errtype="E", message="m", **more)])
 
 
 def waiting():
@@ -74,7 +71,7 @@ def waiting():
 
 
 def status(bid):
-    one = batches.status(bid, using="default")
+    one = batches.status(Store(), bid)
     return one.total, one.pending, one.failed, one.complete_st, one.success_st
 
 
@@ -162,12 +159,12 @@ def test_a_dropped_member_settles_its_batch_but_success_never_fires(way):
     if way in ("discard", "kill then discard"):
         by_ids.discard([row.pk], using="default")
     elif way == "flushed queue":
-        for step in bulk.remove_queues(["default"], using="default"):
+        for step in bulk.remove_queues(Store(), ["default"]):
             step()
             break
     elif way == "expired":
         Job.objects.update(expires_at="2020-01-01T00:00:00Z")
-        due.expire(using="default")
+        due.expire(Store())
     else:
         fail(fetch()[0], verdict="discard")
     assert status(bid) == (1, 0, 0, "1", "")
@@ -215,20 +212,20 @@ def test_after_commit_only_a_running_member_may_add_jobs():
     push(bid)
     commit(bid)
     outsider = job(bid=bid)
-    [refusal] = pushes.push([outsider], using="default")
+    [refusal] = pushes.push(Store(), [outsider])
     assert isinstance(refusal, BatchClosed)
     assert bid in str(refusal)
     assert not Job.objects.filter(jid=outsider.jid).exists()
     [member] = fetch()
-    batches.check_open(bid, using="default", caller_wid="w")
+    batches.check_open(Store(), bid, caller_wid="w")
     with pytest.raises(BatchClosed, match="only one of its own jobs"):
-        batches.reopen(bid, using="default", caller_wid="stranger")
+        batches.reopen(Store(), bid, caller_wid="stranger")
     push(bid, 2)  # pushed by a connection without a wid, while a member runs
     ack(member)
     assert status(bid) == (3, 2, 0, "", "")
     ack(*fetch())
     with pytest.raises(BatchClosed, match="a callback of it was enqueued"):
-        batches.reopen(bid, using="default", caller_wid="w")
+        batches.reopen(Store(), bid, caller_wid="w")
 
 
 def test_a_reopened_batch_counts_as_committed_after_its_reopen_deadline():
@@ -236,14 +233,14 @@ def test_a_reopened_batch_counts_as_committed_after_its_reopen_deadline():
     push(bid)
     commit(bid)
     [member] = fetch()
-    batches.reopen(bid, using="default", caller_wid="w", commit_within_s=1800)
+    batches.reopen(Store(commit_within_s=1800), bid, caller_wid="w")
     ack(member)
     assert waiting() == []
-    assert batches.expire(using="default") == 0
+    assert batches.expire(Store()) == 0
     Batch.objects.update(reopened_until=F("reopened_until") - timedelta(minutes=30))
     with pytest.raises(BatchClosed, match="only one of its own jobs"):
-        batches.check_open(bid, using="default", caller_wid="w")
-    assert batches.expire(using="default") == 1
+        batches.check_open(Store(), bid, caller_wid="w")
+    assert batches.expire(Store()) == 1
     assert waiting() == ["success"]
     assert not Batch.objects.get().is_expired
 
@@ -253,7 +250,7 @@ def test_an_ack_after_the_reopen_deadline_settles_the_batch_without_maintenance(
     push(bid)
     commit(bid)
     [member] = fetch()
-    batches.reopen(bid, using="default", caller_wid="w")
+    batches.reopen(Store(), bid, caller_wid="w")
     Batch.objects.update(reopened_until="2020-01-01T00:00:00Z")
     ack(member)
     assert waiting() == ["success"]
@@ -265,9 +262,9 @@ def test_a_sweep_ignores_reopened_batches():
     push(bid)
     commit(bid)
     [member] = fetch()
-    batches.reopen(bid, using="default", caller_wid="w")
+    batches.reopen(Store(), bid, caller_wid="w")
     ack(member)
-    assert batches.sweep(using="default") == 0
+    assert batches.sweep(Store()) == 0
     assert waiting() == []
 
 
@@ -283,7 +280,7 @@ def test_a_parent_waits_again_for_a_reopened_child():
     assert Batch.objects.get(bid=parent).open_children == 0
     by_ids.requeue([Job.objects.get(jid=first.jid).pk], using="default")
     [again] = fetch()
-    batches.reopen(child, using="default", caller_wid="w")
+    batches.reopen(Store(), child, caller_wid="w")
     assert Batch.objects.get(bid=parent).open_children == 1
     ack(second, again)
     assert waiting() == []
@@ -299,13 +296,13 @@ def test_a_batch_is_closed_at_its_deadline_even_before_maintenance_runs(verb):
     push(bid)
     Batch.objects.update(expires_at="2020-01-01T00:00:00Z")
     if verb == "push":
-        [refusal] = pushes.push([job(bid=bid)], using="default")
+        [refusal] = pushes.push(Store(), [job(bid=bid)])
         assert "expired" in str(refusal)
     else:
-        ask = {"commit": commit, "open": lambda bid: batches.reopen(bid, using="default"), "child": new}[verb]
+        ask = {"commit": commit, "open": lambda bid: batches.reopen(Store(), bid), "child": new}[verb]
         with pytest.raises(BatchClosed, match="it was not committed in time, and expired"):
             ask(bid)
-    assert batches.expire(using="default") == 1
+    assert batches.expire(Store()) == 1
     assert (Batch.objects.count(), status(bid)[0]) == (1, 1)
 
 
@@ -319,10 +316,10 @@ class TestACallbackAddsToItsAncestors:
         [callback] = fetch(wid="w")
         assert callback.jobtype == "success"
         for bid in (middle, root):
-            batches.check_open(bid, using="default", caller_wid="w")
-            batches.check_open(bid, using="default", caller_wid="")
+            batches.check_open(Store(), bid, caller_wid="w")
+            batches.check_open(Store(), bid, caller_wid="")
             with pytest.raises(BatchClosed, match="only one of its own jobs"):
-                batches.check_open(bid, using="default", caller_wid="stranger")
+                batches.check_open(Store(), bid, caller_wid="stranger")
         step = new(root, caller_wid="w")
         commit(step)
         ack(callback)
@@ -337,9 +334,9 @@ class TestACallbackAddsToItsAncestors:
         assert [one.jobtype for one in fetch(1, wid="another")] == ["member"]
         assert [one.jobtype for one in fetch(1, wid="w")] == ["success"]
         with pytest.raises(BatchClosed, match="only one of its own jobs"):
-            batches.check_open(other, using="default", caller_wid="w")
+            batches.check_open(Store(), other, caller_wid="w")
         with pytest.raises(BatchClosed):
-            batches.check_open(child, using="default", caller_wid="w")
+            batches.check_open(Store(), child, caller_wid="w")
 
     def test_a_callback_payload_contains_the_parent_batch_id(self):
         parent = new()
@@ -353,7 +350,7 @@ class TestACallbackAddsToItsAncestors:
 def test_a_batch_that_is_sent_twice_is_stored_once():
     parent = new()
     made = NewBatch(bid=batches.new_bid(), parent_bid=parent, success=job("success"))
-    assert [batches.new(made, using="default") for _ in range(2)] == [made.bid, made.bid]
+    assert [batches.new(Store(), made) for _ in range(2)] == [made.bid, made.bid]
     assert Batch.objects.count() == 2
     assert Batch.objects.get(bid=parent).children == 1
 
@@ -362,10 +359,11 @@ def test_a_withdrawn_batch_no_longer_keeps_its_parent_open():
     parent = new(complete=False)
     child = new(parent)
     commit(parent)
-    assert batches.withdraw([child], using="default")
+    batches.withdraw(Store(), [child])
+    assert not Batch.objects.filter(bid=child)
     assert waiting() == ["success"]
-    assert not batches.withdraw([child], using="default")
-    assert not batches.withdraw([parent], using="default"), "it was committed"
+    batches.withdraw(Store(), [child, parent])
+    assert Batch.objects.get().bid == parent, "it was committed"
 
 
 def test_a_batch_with_a_member_or_a_child_is_not_withdrawn():
@@ -373,15 +371,16 @@ def test_a_batch_with_a_member_or_a_child_is_not_withdrawn():
     push(new(parent))
     push(other)
     for bid in (parent, other):
-        assert not batches.withdraw([bid], using="default")
+        batches.withdraw(Store(), [bid])
+        assert Batch.objects.filter(bid=bid)
 
 
 def test_an_unknown_batch_id_is_named_in_the_error():
-    [refusal] = pushes.push([job(bid="b-nothere")], using="default")
+    [refusal] = pushes.push(Store(), [job(bid="b-nothere")])
     assert isinstance(refusal, UnknownBatch)
     for verb in (batches.commit, batches.status, batches.reopen):
         with pytest.raises(UnknownBatch, match="no such batch b-nothere"):
-            verb("b-nothere", using="default")
+            verb(Store(), "b-nothere")
     with pytest.raises(UnknownBatch):
         new("b-nothere")
 
@@ -392,7 +391,7 @@ def test_an_uncommitted_batch_expires_and_no_longer_blocks_its_parent():
     push(child)
     commit(parent)
     Batch.objects.filter(bid=child).update(expires_at="2020-01-01T00:00:00Z")
-    assert batches.expire(using="default") == 1
+    assert batches.expire(Store()) == 1
     assert waiting() == ["member", "complete"]
     ack(*fetch())
     assert status(parent) == (0, 0, 0, "2", "")
@@ -404,10 +403,10 @@ def test_the_sweep_repairs_only_batches_that_were_changed_manually():
     bid = new()
     push(bid)
     commit(bid)
-    assert batches.sweep(using="default") == 0
+    assert batches.sweep(Store()) == 0
     Job.objects.all().delete()
     Batch.objects.update(pending=0, unrun=0)
-    assert batches.sweep(using="default") == 1
+    assert batches.sweep(Store()) == 1
     assert waiting() == ["complete"]
 
 
@@ -416,14 +415,14 @@ def test_a_push_of_the_jid_of_a_dead_member_changes_nothing():
     [member] = push(bid)
     commit(bid)
     fail(fetch()[0], verdict="kill")
-    assert pushes.push([parse_job(f'{{"jid":"{member.jid}","jobtype":"other","args":[]}}')], using="default") == [None]
+    assert pushes.push(Store(), [parse_job(f'{{"jid":"{member.jid}","jobtype":"other","args":[]}}')]) == [None]
     assert Job.objects.get(jid=member.jid).state == State.DEAD
     assert connection.vendor
 
 
 def test_callbacks_that_share_a_jid_are_tracked_separately():
     shared = job("callback")
-    bid = batches.new(NewBatch(complete=shared, success=shared), using="default")
+    bid = batches.new(Store(), NewBatch(complete=shared, success=shared))
     commit(bid)
     ack(*fetch())
     assert status(bid)[3:] == ("2", "1")
@@ -437,7 +436,7 @@ def test_a_callback_gets_a_new_jid_if_a_dead_member_has_it():
     [dead] = push(other)
     fail(fetch()[0], verdict="kill")
     callback = parse_job(f'{{"jid":"{dead.jid}","jobtype":"mine","args":[]}}')
-    bid = batches.new(NewBatch(success=callback), using="default")
+    bid = batches.new(Store(), NewBatch(success=callback))
     commit(bid)
     [mine] = fetch()
     assert mine.jid != dead.jid
@@ -477,7 +476,7 @@ def test_a_late_member_reopens_its_parents_unless_they_were_notified():
     for _ in bids:
         ack(*fetch())
     assert [status(bid)[3:] for bid in bids] == [("2", "2")] * 3
-    assert batches.sweep(using="default") == 0
+    assert batches.sweep(Store()) == 0
 
 
 def test_a_child_batch_is_closed_once_a_parent_callback_was_enqueued():
@@ -490,7 +489,7 @@ def test_a_child_batch_is_closed_once_a_parent_callback_was_enqueued():
     assert waiting() == ["complete"]
     by_ids.requeue([Job.objects.get(state="retries").pk], using="default")
     fetch()
-    [refusal] = pushes.push([job(bid=child)], using="default")
+    [refusal] = pushes.push(Store(), [job(bid=child)])
     assert isinstance(refusal, BatchClosed)
     assert str(refusal).startswith(f"batch {child}: a callback of its parent {parent} was enqueued already")
     assert status(child)[3] == "2"
@@ -502,15 +501,15 @@ def test_a_cancelled_member_of_a_lost_worker_is_counted_once():
     commit(bid)
     taken = fetch(1)
     Job.objects.filter(jid=taken[0].jid).update(losses=2)
-    transitions.cancel([taken[0].jid], using="default")
-    failures.reclaim_lost(["w"], using="default")
+    transitions.cancel(Store(), [taken[0].jid])
+    failures.reclaim_lost(Store(), ["w"])
     assert status(bid) == (2, 1, 0, "", "")
     assert Batch.objects.get().unrun == 1
 
 
 def test_a_batch_created_during_a_flush_keeps_its_members():
     push(new(), 2)
-    steps = bulk.flush(using="default")
+    steps = bulk.flush(Store())
     next(steps)()
     bid = new()
     push(bid, 2)
@@ -552,18 +551,18 @@ def test_members_that_fail_during_a_concurrent_discard_settle_their_batch():
 
 def test_a_batch_that_completes_without_a_callback_below_an_expired_one_says_so():
     node = Node()
-    parent = batches.new(NewBatch(success=payload()), using="default")
-    child = batches.new(NewBatch(parent_bid=parent, success=payload("success1")), using="default")
+    parent = batches.new(Store(), NewBatch(success=payload()))
+    child = batches.new(Store(), NewBatch(parent_bid=parent, success=payload("success1")))
     node.push("a", custom={"bid": child})
-    batches.commit(child, using="default")
+    batches.commit(Store(), child)
     assert node.fetch() == ["a"]
     node.fail("a")
     Batch.objects.filter(bid=parent).update(expires_at=timezone.now() - timedelta(seconds=1))
-    assert batches.expire(using="default") == 1
+    assert batches.expire(Store()) == 1
     Job.objects.update(state="enqueued", enqueued_at=timezone.now(), run_at=None)
     assert node.fetch() == ["a"]
     node.push("b", custom={"bid": child, "_wid": "w1"})
     assert node.fetch() == ["b"]
     node.fail("b")
-    assert batches.status(child, using="default").complete_st == "2"
-    assert batches.sweep(using="default") == 0
+    assert batches.status(Store(), child).complete_st == "2"
+    assert batches.sweep(Store()) == 0

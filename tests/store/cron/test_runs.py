@@ -16,6 +16,7 @@ from django_faktory.store.cron import runs as cron_runs
 from django_faktory.store.cron.runs import CronJob
 from django_faktory.store.jobs import pushes
 from django_faktory.store.maintenance.pending_work import find_pending_work
+from django_faktory.store.store import Store
 from tests.factories import payload
 
 pytestmark = pytest.mark.django_db(transaction=True)
@@ -32,7 +33,7 @@ def entry(name="hourly", schedule="0 * * * *", *, since=NOON - timedelta(minutes
 
 def enqueue(one):
     job = payload(jobtype=one.jobtype, queue=one.queue or "default")
-    pushes.push([job], using=USING)
+    pushes.push(Store(USING), [job])
     return CronJob(job.jid, job.queue)
 
 

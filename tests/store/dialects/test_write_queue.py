@@ -13,6 +13,7 @@ from django_faktory.store.dialects.write_queue import WriteQueue, queue_writers,
 from django_faktory.store.jobs import failures, pushes
 from django_faktory.store.limits import limiters
 from django_faktory.store.statistics import histograms
+from django_faktory.store.store import Store
 from django_faktory.store.transactions import run
 from tests.factories import T0, QueueFactory, WorkerFactory, payload
 from tests.waiting import wait_until
@@ -103,12 +104,12 @@ def test_consecutive_transactions_of_a_thread_do_not_starve_other_writers(queue)
 
 
 WRITES = {
-    "a push": lambda: pushes.push([payload()], using="default"),
-    "a push of a unique job": lambda: pushes.push([payload(custom={"unique_for": 60})], using="default"),
+    "a push": lambda: pushes.push(Store(), [payload()]),
+    "a push of a unique job": lambda: pushes.push(Store(), [payload(custom={"unique_for": 60})]),
     "the list of queues": lambda: queues.add(["new", "old"], using="default"),
     "a purge of minutes": lambda: histograms.purge(using="default", kept_for_s=60),
     "idle limiters": lambda: limiters.delete_idle(using="default"),
-    "a lost worker": lambda: failures.reclaim_lost(["w1"], using="default"),
+    "a lost worker": lambda: failures.reclaim_lost(Store(), ["w1"]),
 }
 
 

@@ -10,6 +10,7 @@ from django_faktory.core.payloads import Ack, FetchRequest
 from django_faktory.errors import BrokerUnavailable
 from django_faktory.models import Batch, Counter, Job
 from django_faktory.store.jobs import acknowledgements, claims, pushes
+from django_faktory.store.store import Store
 from tests.bouncer import needs_session
 from tests.deploys.rollout import another_connection
 from tests.settings import KIND
@@ -39,8 +40,8 @@ def locked_batch():
 
 def working(count):
     """Push this many jobs outside of any batch, and fetch them together with the members."""
-    pushes.push([job() for _ in range(count)], using="default")
-    [found] = claims.fetch([FetchRequest(queues=("default",), wid="w", count=100)], using="default")
+    pushes.push(Store(), [job() for _ in range(count)])
+    [found] = claims.fetch(Store(), [FetchRequest(queues=("default",), wid="w", count=100)])
     return [Ack(jid=one.jid, wid="w", attempt=one.attempt) for one in found]
 
 
@@ -51,20 +52,22 @@ def counters():
 
 def test_only_acks_of_batch_members_fail_when_the_batch_row_is_locked(locked_batch):
     ended = []
+    store = Store()
+    store.record_ended = ended.extend
     acks = working(9)
-    answers = acknowledgements.ack(acks, using="default", on_finished=ended.extend)
+    answers = acknowledgements.ack(store, acks)
     again = [one for one, answer in zip(acks, answers, strict=True) if isinstance(answer, BrokerUnavailable)]
     assert (answers.count(True), len(again), len(ended)) == (9, 3, 9)
     assert Job.objects.count() == 3
 
     locked_batch()
-    assert acknowledgements.ack(again, using="default", on_finished=ended.extend) == [True] * 3
+    assert acknowledgements.ack(store, again) == [True] * 3
     assert len(ended) == 12
     assert counters() == (12, 0)
 
 
 def test_committed_chunks_of_acks_are_answered_when_a_later_chunk_fails(locked_batch):
-    ack = partial(acknowledgements.ack, using="default", chunk_size=4)
+    ack = partial(acknowledgements.ack, Store(), chunk_size=4)
     acks = sorted(working(9), key=lambda one: one.jid)
     plain = [one for one in acks if Job.objects.get(jid=one.jid).bid is None]
     with closing(another_connection(connection.settings_dict["NAME"])) as other, other.cursor() as cursor:

@@ -12,6 +12,7 @@ from django_faktory.core.payloads import Ack
 from django_faktory.models import Job, Queue, Tracking
 from django_faktory.store import queues, workers
 from django_faktory.store.jobs import bulk
+from django_faktory.store.store import Store
 from tests.factories import JobFactory, QueueFactory, WorkerFactory
 
 pytestmark = pytest.mark.django_db
@@ -21,7 +22,7 @@ SMALL = bulk.StepSizes(chunk=3, read_at_once=2)
 
 
 def steps(command, target="dead", sizes=SMALL, **filters):
-    return bulk.mutate(Mutation(command=command, target=target, **filters), using="default", sizes=sizes)
+    return bulk.mutate(Store(), Mutation(command=command, target=target, **filters), sizes=sizes)
 
 
 def dead(count, **fields):
@@ -80,8 +81,8 @@ def test_a_new_bulk_command_finishes_an_aborted_one():
 def test_a_removed_queue_keeps_its_pause_until_it_is_empty():
     """W24: no worker may get a job that is about to be dropped."""
     JobFactory.create_batch(4, queue="q")
-    queues.pause(["q"], using="default")
-    *dropping, forgetting = bulk.remove_queues(["q"], using="default", sizes=SMALL)
+    queues.pause(Store(), ["q"])
+    *dropping, forgetting = bulk.remove_queues(Store(), ["q"], sizes=SMALL)
     assert [step() for step in dropping] == [3, 1]
     assert Queue.objects.get(name="q").paused_at
     forgetting()
@@ -94,7 +95,7 @@ def test_the_removal_of_many_empty_queues_takes_few_statements(django_assert_max
     queues.add(names, using="default")
     JobFactory(queue="q299")
     with django_assert_max_num_queries(40):
-        assert sum(step() for step in bulk.remove_queues(names, using="default")) == 1
+        assert sum(step() for step in bulk.remove_queues(Store(), names)) == 1
     assert not Queue.objects.exists()
 
 
@@ -105,7 +106,7 @@ def test_a_flush_deletes_jobs_in_steps_and_totals_at_the_end():
     OrmBroker("default").ack([Ack(jid=working.jid)])
     QueueFactory()
     Tracking.objects.bulk_create(Tracking(jid=f"tracked{number}") for number in range(4))
-    assert [step() for step in bulk.flush(using="default", sizes=SMALL)] == [0, 3, 1, 3, 1, 0]
+    assert [step() for step in bulk.flush(Store(), sizes=SMALL)] == [0, 3, 1, 3, 1, 0]
     assert not Job.objects.exists()
     assert not Tracking.objects.exists()
     assert OrmBroker("default").info()["total_processed"] == 0
@@ -152,7 +153,7 @@ def test_queue_latency_takes_at_most_7_statements_for_any_number_of_jobs(django_
     JobFactory.create_batch(20, queue="q")
     JobFactory(queue="q", sort_priority=-25)
     with django_assert_max_num_queries(7):
-        queues.latency(["q"], using="default")
+        queues.latency(Store(), ["q"])
 
 
 def test_advancing_all_workers_at_once_never_reverts_a_worker_state():

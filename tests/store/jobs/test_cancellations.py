@@ -10,6 +10,7 @@ from django_faktory.core.payloads import Ack, failure
 from django_faktory.errors import FaktoryError
 from django_faktory.models import Job
 from django_faktory.store.jobs import transitions
+from django_faktory.store.store import Store
 from tests.project.tasks import noop, send_invoice
 from tests.store import by_ids
 from tests.tasks.work import fetched
@@ -18,7 +19,7 @@ pytestmark = pytest.mark.django_db(transaction=True)
 
 
 def cancel(*results):
-    return transitions.cancel([result.id for result in results], using="default")
+    return transitions.cancel(Store(), [result.id for result in results])
 
 
 def state(result):
@@ -49,7 +50,7 @@ def test_cancelling_finished_or_unknown_jobs_changes_nothing():
     done = noop.enqueue()
     job = fetched()
     get_broker().ack([Ack(jid=job.jid, wid=job.wid, attempt=job.attempt)])
-    assert transitions.cancel([done.id, "nosuchjob", "\x00bad"], using="default") == 0
+    assert transitions.cancel(Store(), [done.id, "nosuchjob", "\x00bad"]) == 0
     assert state(done) == "succeeded"
 
 

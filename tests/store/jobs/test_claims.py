@@ -14,13 +14,13 @@ from django_faktory.models import Job, WorkerProcess
 from django_faktory.store.dialects import dialect_of
 from django_faktory.store.dialects.postgresql.pipeline import has_psycopg3
 from django_faktory.store.jobs import claims as claiming
-from django_faktory.store.jobs import failures, prefetch
+from django_faktory.store.jobs import failures
 from django_faktory.store.jobs.acknowledgements import ack
 from django_faktory.store.jobs.claims import ClaimContext, distribute, fetch
 from django_faktory.store.jobs.exchanges import exchange
 from django_faktory.store.jobs.pushes import push
-from django_faktory.store.jobs.unanswered_claims import ClaimNumbers
 from django_faktory.store.limits import definitions
+from django_faktory.store.store import Store
 from tests.factories import JobFactory, QueueFactory, WorkerFactory, payload
 
 pytestmark = pytest.mark.django_db(transaction=True)
@@ -51,14 +51,14 @@ def in_threads(count, work):
 
 
 def test_six_concurrent_workers_claim_each_of_200_jobs_exactly_once():
-    push([payload(result_ttl=60) for _ in range(200)], using=USING)
+    push(Store(USING), [payload(result_ttl=60) for _ in range(200)])
     taken = [[] for _ in range(6)]
 
     def work(number):
         request = FetchRequest(queues=("default",), wid=f"w{number}", count=7)
-        while got := fetch([request], using=USING)[0]:
+        while got := fetch(Store(USING), [request])[0]:
             taken[number] += [job.jid for job in got]
-            assert all(ack([Ack(jid=job.jid, wid=job.wid, attempt=job.attempt) for job in got], using=USING))
+            assert all(ack(Store(USING), [Ack(jid=job.jid, wid=job.wid, attempt=job.attempt) for job in got]))
 
     in_threads(6, work)
     everything = [jid for mine in taken for jid in mine]
@@ -67,12 +67,12 @@ def test_six_concurrent_workers_claim_each_of_200_jobs_exactly_once():
 
 
 def test_concurrent_requests_with_different_queue_orders_claim_each_job_once():
-    push([payload(queue=queue) for queue in "abc" for _ in range(30)], using=USING)
+    push(Store(USING), [payload(queue=queue) for queue in "abc" for _ in range(30)])
     taken = [[] for _ in range(4)]
 
     def work(number):
         requests = [FetchRequest(queues=tuple("abc"[n:] + "abc"[:n]), wid=f"w{number}-{n}") for n in range(3)]
-        while any(found := fetch(requests, using=USING)):
+        while any(found := fetch(Store(USING), requests)):
             taken[number] += [job.jid for one in found for job in one]
 
     in_threads(4, work)
@@ -83,22 +83,22 @@ def test_concurrent_requests_with_different_queue_orders_claim_each_job_once():
 def test_jobs_pushed_by_four_clients_concurrently_are_stored_once():
     """W10: each job is stored once, whichever sender comes first."""
     same = [payload(f"same-{n}") for n in range(20)]
-    in_threads(4, lambda number: push(same, using=USING))
+    in_threads(4, lambda number: push(Store(USING), same))
     assert Job.objects.count() == 20
 
 
 def test_one_fetch_for_several_workers_serves_them_in_request_order():
     WorkerFactory(wid="quiet", state="quiet")
     first, second, third = payload(queue="a"), payload(queue="a"), payload(queue="b")
-    push([first, second, third], using=USING)
+    push(Store(USING), [first, second, third])
     found = fetch(
+        Store(USING),
         [
             FetchRequest(queues=("a",), wid="quiet"),
             FetchRequest(queues=("a", "b"), wid="w1"),
             FetchRequest(queues=("a", "b"), wid="w2"),
             FetchRequest(queues=("a", "b"), wid="w1"),
         ],
-        using=USING,
     )
     assert [[(job.jid, job.wid) for job in one] for one in found] == [
         [],
@@ -109,8 +109,8 @@ def test_one_fetch_for_several_workers_serves_them_in_request_order():
 
 
 WAYS = {
-    "fetch": lambda requests: fetch(requests, using=USING),
-    "exchange": lambda requests: exchange([payload(queue="pushed")], [], requests, using=USING).fetched,
+    "fetch": lambda requests: fetch(Store(USING), requests),
+    "exchange": lambda requests: exchange(Store(USING), [payload(queue="pushed")], [], requests).fetched,
 }
 
 
@@ -131,27 +131,27 @@ def fetched(request):
 
 
 def test_requests_are_served_in_order_regardless_of_which_queue_has_jobs(fetched):
-    push([payload("a1", queue="a"), payload("c1", queue="c"), payload("c2", queue="c")], using=USING)
+    push(Store(USING), [payload("a1", queue="a"), payload("c1", queue="c"), payload("c2", queue="c")])
     asked = ["w1:b a", "w2:a b", "w1:c a", "w3:c", "w2:c a"]
     assert fetched(*asked) == ["job-a1", "-", "job-c1", "job-c2", "-"]
 
 
 def test_a_quiet_worker_gets_no_job_and_other_requests_are_served(fetched):
     WorkerFactory(wid="quiet", state="quiet")
-    push([payload("a1", queue="a"), payload("a2", queue="a")], using=USING)
+    push(Store(USING), [payload("a1", queue="a"), payload("a2", queue="a")])
     assert fetched("quiet:a b", "w1:b a", "quiet:a", "w2:a") == ["-", "job-a1", "-", "job-a2"]
 
 
 @pytest.mark.parametrize("held_back_by", ["lock", "limit"])
 def test_a_fetch_skips_a_job_held_back_by_a_lock_or_limit(fetched, held_back_by):
     if held_back_by == "lock":
-        push([payload(f"k{n}", queue="a", custom={"lock": "key"}) for n in range(3)], using=USING)
+        push(Store(USING), [payload(f"k{n}", queue="a", custom={"lock": "key"}) for n in range(3)])
     else:
         definitions.save_limit("task", "shut", Allowance.of({"concurrency": 1}), using=USING)
-        push([payload(f"k{n}", queue="a", jobtype="shut") for n in range(3)], using=USING)
-    [[holder]] = fetch([FetchRequest(queues=("a",), wid="w0")], using=USING)
+        push(Store(USING), [payload(f"k{n}", queue="a", jobtype="shut") for n in range(3)])
+    [[holder]] = fetch(Store(USING), [FetchRequest(queues=("a",), wid="w0")])
     assert holder.jid.startswith("job-k0")
-    push([payload("free", queue="a"), payload("other", queue="b")], using=USING)
+    push(Store(USING), [payload("free", queue="a"), payload("other", queue="b")])
     assert fetched("w1:a b", "w2:b a", "w3:b") == ["job-free", "job-other", "-"]
 
 
@@ -164,9 +164,9 @@ def test_claims_for_different_workers_are_one_message_on_postgresql(monkeypatch)
     monkeypatch.setattr(dialect, "count_ready", lambda *args: looks.append(1) or real(*args), raising=False)
 
     def serve(count):
-        push([payload(queue="a") for _ in range(count)], using=USING)
+        push(Store(USING), [payload(queue="a") for _ in range(count)])
         requests = [FetchRequest(queues=("b", "a"), wid=f"w{n}") for n in range(count)]
-        fetched = exchange([], [], requests, using=USING).fetched
+        fetched = exchange(Store(USING), [], [], requests).fetched
         assert [len(one) for one in fetched] == [1] * count
 
     serve(claiming.MAX_REQUEST_CLAIMS)
@@ -176,32 +176,32 @@ def test_claims_for_different_workers_are_one_message_on_postgresql(monkeypatch)
 
 
 def test_jobs_are_prefetched_for_several_workers_in_one_exchange():
-    if not prefetch.supports(connection):
+    if not dialect_of(connection).supports_prefetch:
         pytest.skip("this database does not prefetch")
-    push([payload(f"a{n}", queue="a") for n in range(5)], using=USING)
+    push(Store(USING), [payload(f"a{n}", queue="a") for n in range(5)])
     candidate_wids = ("w1", "w2")
     requests = [
         FetchRequest(queues=("a", "b"), wid="w1", prefetch=2, candidate_wids=candidate_wids),
         FetchRequest(queues=("b", "a"), wid="w2"),
     ]
-    fetched = exchange([], [], requests, using=USING).fetched
+    fetched = exchange(Store(USING), [], [], requests).fetched
     assert [[job.jid.strip(".") for job in one] for one in fetched] == [["job-a0", "job-a2", "job-a3"], ["job-a1"]]
     assert [job.is_prefetched for job in fetched[0]] == [False, True, True]
 
 
 def test_a_fetch_skips_a_paused_queue():
     QueueFactory(name="a", paused_at="2026-01-01T00:00:00Z")
-    push([payload(queue="a"), payload(queue="b")], using=USING)
-    found = fetch([FetchRequest(queues=("a", "b"), wid="w1"), FetchRequest(queues=("a",), wid="w2")], using=USING)
+    push(Store(USING), [payload(queue="a"), payload(queue="b")])
+    found = fetch(Store(USING), [FetchRequest(queues=("a", "b"), wid="w1"), FetchRequest(queues=("a",), wid="w2")])
     assert [[job.queue for job in one] for one in found] == [["b"], []]
 
 
 def test_two_workers_with_600_queues_each_are_served():
     """SQLite refuses a statement of more than 500 parts; the error would reach all requests of the exchange."""
     job = payload(queue="last")
-    push([job], using=USING)
+    push(Store(USING), [job])
     requests = [FetchRequest(queues=(*(f"{wid}-{n}" for n in range(600)), "last"), wid=wid) for wid in ("w1", "w2")]
-    found = fetch(requests, using=USING)
+    found = fetch(Store(USING), requests)
     assert [[one.jid for one in some] for some in found] == [[job.jid], []]
 
 
@@ -215,7 +215,7 @@ def test_a_set_is_claimed_acked_or_pushed_by_one_statement_on_postgresql():
         # a connection from a pool, used before, may prepare its statement now
         return found, sum("PREPARE" not in one["sql"] for one in queries)
 
-    push([payload() for _ in range(20)], using=USING)
+    push(Store(USING), [payload() for _ in range(20)])
     [got], claims = statements(fetch, [FetchRequest(queues=("x", "default"), wid="w1", count=15)])
     ended, reports = statements(ack, [Ack(jid=job.jid) for job in got])
     _, pushes = statements(push, [payload() for _ in range(20)])
@@ -225,7 +225,7 @@ def test_a_set_is_claimed_acked_or_pushed_by_one_statement_on_postgresql():
 
 def test_an_error_between_two_claims_loses_no_job_and_no_answer(monkeypatch):
     """W14: the first of two claims has committed when the second one fails."""
-    push([payload(queue="a"), payload(queue="c")], using=USING)
+    push(Store(USING), [payload(queue="a"), payload(queue="c")])
     requests = [FetchRequest(queues=("a", "b"), wid="w1"), FetchRequest(queues=("b", "c"), wid="w1")]
     # Fewer requests would make both claims in one message.
     requests += [FetchRequest(queues=(f"empty{n}",), wid="w1") for n in range(claiming.MAX_REQUEST_CLAIMS - 1)]
@@ -234,20 +234,20 @@ def test_an_error_between_two_claims_loses_no_job_and_no_answer(monkeypatch):
         raise OperationalError("the server closed the connection unexpectedly")
 
     monkeypatch.setattr(dialect_of(connection), "count_ready", fails, raising=False)
-    result = exchange([payload(queue="z")], [], requests, using=USING)
+    result = exchange(Store(USING), [payload(queue="z")], [], requests)
     assert [[job.queue for job in one] for one in result.fetched] == [["a"], *[[]] * claiming.MAX_REQUEST_CLAIMS]
     assert result.pushed == [None]
-    push([payload(queue="a")], using=USING)
-    fetched = fetch(requests, using=USING)
+    push(Store(USING), [payload(queue="a")])
+    fetched = fetch(Store(USING), requests)
     assert [[job.queue for job in one] for one in fetched] == [["a"], *[[]] * claiming.MAX_REQUEST_CLAIMS]
     with pytest.raises(BrokerUnavailable):
-        fetch(requests, using=USING)
+        fetch(Store(USING), requests)
 
 
 def test_a_claim_locks_only_the_rows_that_it_returns():
     if not connection.features.has_select_for_update_skip_locked:
         pytest.skip("this database locks no rows")
-    push([payload() for _ in range(4)] + [payload(queue="b")], using=USING)
+    push(Store(USING), [payload() for _ in range(4)] + [payload(queue="b")])
     if connection.vendor == "mysql":
         # MariaDB counts rows in the background. With the counts of an earlier table it may sort, and lock all rows.
         with connection.cursor() as cursor:
@@ -255,10 +255,10 @@ def test_a_claim_locks_only_the_rows_that_it_returns():
     other = []
 
     def claim_the_rest(_):
-        other.extend(fetch([FetchRequest(queues=("default", "b"), wid="w2", count=9)], using=USING)[0])
+        other.extend(fetch(Store(USING), [FetchRequest(queues=("default", "b"), wid="w2", count=9)])[0])
 
     with transaction.atomic():
-        mine = fetch([FetchRequest(queues=("default", "b"), wid="w1", count=2)], using=USING)[0]
+        mine = fetch(Store(USING), [FetchRequest(queues=("default", "b"), wid="w1", count=2)])[0]
         in_threads(1, claim_the_rest)
     assert (len(mine), len(other)) == (2, 3)
 
@@ -268,12 +268,12 @@ def test_a_lost_worker_row_is_kept_while_a_transaction_locks_its_job():
     if not connection.features.has_select_for_update_skip_locked:
         pytest.skip("this database locks no rows")
     WorkerFactory(wid="gone")
-    push([payload()], using=USING)
-    fetch([FetchRequest(queues=("default",), wid="gone")], using=USING)
+    push(Store(USING), [payload()])
+    fetch(Store(USING), [FetchRequest(queues=("default",), wid="gone")])
     with transaction.atomic():
         Job.objects.select_for_update().get()
-        in_threads(1, lambda _: failures.reclaim_lost(["gone"], using=USING))
-    assert failures.reclaim_lost(["gone"], using=USING) == 1
+        in_threads(1, lambda _: failures.reclaim_lost(Store(USING), ["gone"]))
+    assert failures.reclaim_lost(Store(USING), ["gone"]) == 1
     assert Job.objects.get().state == "enqueued"
     assert not WorkerProcess.objects.exists()
 
@@ -281,17 +281,17 @@ def test_a_lost_worker_row_is_kept_while_a_transaction_locks_its_job():
 def test_a_worker_that_resumes_during_its_reclaim_loses_its_jobs_once(monkeypatch):
     """A process that was suspended may claim the reclaimed jobs at once; a third loss would make them dead."""
     WorkerFactory(wid="frozen")
-    push([payload()], using=USING)
-    fetch([FetchRequest(queues=("default",), wid="frozen")], using=USING)
+    push(Store(USING), [payload()])
+    fetch(Store(USING), [FetchRequest(queues=("default",), wid="frozen")])
     run = failures.run
 
     def run_and_resume(*args, **options):
         result = run(*args, **options)
-        fetch([FetchRequest(queues=("default",), wid="frozen")], using=USING)
+        fetch(Store(USING), [FetchRequest(queues=("default",), wid="frozen")])
         return result
 
     monkeypatch.setattr(failures, "run", run_and_resume)
-    assert failures.reclaim_lost(["frozen"], using=USING) == 1
+    assert failures.reclaim_lost(Store(USING), ["frozen"]) == 1
     job = Job.objects.get()
     assert (job.state, job.wid, job.losses) == ("working", "frozen", 1)
     assert WorkerProcess.objects.exists()
@@ -313,7 +313,7 @@ def test_the_claim_query_uses_the_ready_index_without_a_sort():
 
 
 def test_ids_that_differ_in_case_or_trailing_space_are_different():
-    push([payload("CaseJid"), payload("casejid"), payload("casejid ")], using=USING)
+    push(Store(USING), [payload("CaseJid"), payload("casejid"), payload("casejid ")])
     assert Job.objects.count() == 3
     WorkerFactory(wid="W")
     assert not WorkerProcess.objects.filter(wid="w").exists()
@@ -329,7 +329,7 @@ def test_a_job_pushed_between_two_claims_does_not_displace_the_first_claim():
     for name in "ab":
         JobFactory(jid=f"job-in-{name}", queue=name, working=True)
     requests = together("w1", "ba", "b")
-    claiming = ClaimContext(USING, None, 35.0, ClaimNumbers())
+    claiming = ClaimContext(Store(), 35.0)
     claimed = [Reservation(jid=f"job-in-{name}", queue=name, text="", wid="w1", attempt=1) for name in "ab"]
     dealt = distribute(requests, claimed, claiming, has_committed_work=True, is_all=True)
     assert [[job.queue for job in jobs] for jobs in dealt] == [["a"], ["b"]]
@@ -337,7 +337,7 @@ def test_a_job_pushed_between_two_claims_does_not_displace_the_first_claim():
 
 def test_a_claimed_job_that_matches_no_request_is_released():
     row = JobFactory(jid="job-in-c", queue="c", working=True)
-    claiming = ClaimContext(USING, None, 35.0, ClaimNumbers())
+    claiming = ClaimContext(Store(), 35.0)
     claimed = [Reservation(jid=row.jid, queue="c", text="", wid="w1", attempt=1)]
     assert distribute(together("w1", "a", "b"), claimed, claiming) == [[], []]
     row.refresh_from_db()
@@ -351,13 +351,13 @@ def test_jobs_pushed_during_concurrent_exchanges_are_all_claimed():
         if number:
             for name in random.choices("abc", k=600):
                 job = payload(queue=name)
-                push([job], using=USING)
+                push(Store(USING), [job])
                 pushed.append(job.jid)
             is_over.set()
             return
         while not is_over.is_set() or Job.objects.in_state("enqueued").exists():
             requests = together("w1", *(random.sample("abc", random.randint(1, 3)) for _ in range(4)))
-            result = exchange([], [Ack(jid=jid, wid="w1") for jid in got[-4:]], requests, using=USING)
+            result = exchange(Store(USING), [], [Ack(jid=jid, wid="w1") for jid in got[-4:]], requests)
             got.extend(job.jid for found in result.fetched for job in found)
 
     in_threads(2, work)
@@ -370,6 +370,6 @@ def test_a_fetch_of_1000_queues_takes_at_most_20_statements():
     JobFactory(queue=queues[700])
     JobFactory(queue=queues[300], jid="the-first-one")
     with CaptureQueriesContext(connection) as statements:
-        [[got]] = claiming.fetch([FetchRequest(queues=queues, wid="w")], using=USING)
+        [[got]] = claiming.fetch(Store(USING), [FetchRequest(queues=queues, wid="w")])
     assert got.jid == "the-first-one"
     assert len(statements) <= 20

@@ -11,6 +11,7 @@ from django_faktory.models import Job, Queue
 from django_faktory.operations import edit as editing
 from django_faktory.operations.edit import Changes, edit
 from django_faktory.store.jobs import pushes
+from django_faktory.store.store import Store
 from tests.factories import T0, JobFactory, payload
 from tests.project.tasks import add, once_a_group, send_invoice
 
@@ -27,7 +28,7 @@ def changed(jid, **changes):
 
 def pushed(**fields):
     job = payload(**fields)
-    assert pushes.push([job], using="default") == [None]
+    assert pushes.push(Store(), [job]) == [None]
     return job.jid
 
 

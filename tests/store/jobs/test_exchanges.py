@@ -9,6 +9,7 @@ from django_faktory.core.payloads import Ack, Delivery, FetchRequest, Lease, Tra
 from django_faktory.errors import BrokerUnavailable
 from django_faktory.models import Job
 from django_faktory.store.jobs import claims, exchanges, tracking
+from django_faktory.store.store import Store
 from tests.factories import payload
 from tests.store.limits.conftest import Node
 
@@ -43,6 +44,6 @@ def test_a_confirmation_does_not_shorten_a_reservation_that_track_set_has_extend
     node.push("a")
     [[job]] = node.broker.fetch([FetchRequest(queues=("default",), wid="w1", lease=Lease.DELIVERY)])
     until = timezone.now() + timedelta(hours=5)
-    tracking.track_set([TrackUpdate(jid=job.jid, wid="w1", reserve_until=until)], using="default")
+    tracking.track_set(Store(), [TrackUpdate(jid=job.jid, wid="w1", reserve_until=until)])
     assert node.broker.confirm([Delivery(job, 2.0)]) == set()
     assert Job.objects.get().reserved_until > timezone.now() + timedelta(hours=4)

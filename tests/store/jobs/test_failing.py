@@ -12,6 +12,7 @@ from django_faktory.models import Counter, Job
 from django_faktory.store.dialects.postgresql import prepared
 from django_faktory.store.dialects.postgresql.failures import READ
 from django_faktory.store.jobs import failures
+from django_faktory.store.store import Store
 from tests.bouncer import needs_session
 from tests.factories import JobFactory
 
@@ -27,7 +28,7 @@ def straight():
 
 
 def fail(*jobs, **report):
-    return failures.fail([failure(jid=job.jid, wid="w1", **report) for job in jobs], using="default")
+    return failures.fail(Store(), [failure(jid=job.jid, wid="w1", **report) for job in jobs])
 
 
 def used_to_it():
@@ -115,7 +116,7 @@ def test_each_failure_is_stored_exactly_as_reported(ways):
         failure(jid=job.jid, wid="w1", errtype=text[:20], message=text, backtrace=[text])
         for job, text in zip(jobs, hostile, strict=True)
     ]
-    assert failures.fail(reports, using="default") == [True] * len(jobs)
+    assert failures.fail(Store(), reports) == [True] * len(jobs)
     for job, report in zip(jobs, reports, strict=True):
         row = Job.objects.get(pk=job.pk)
         assert (row.state, row.failures, row.wid, row.attempt) == (State.RETRIES, 1, "w1", 1)
@@ -133,9 +134,9 @@ def test_each_failure_report_gets_its_own_answer(ways):
     ours, theirs, done = JobFactory(working=True), JobFactory(working=True, wid="w2"), JobFactory(succeeded=True)
     late = sum(Counter.objects.values_list("late", flat=True))
     unknown = failure(jid="unknown-1", wid="w1")
-    answers = failures.fail([failure(jid=job.jid, wid="w1") for job in (ours, theirs, ours, done)], using="default")
+    answers = failures.fail(Store(), [failure(jid=job.jid, wid="w1") for job in (ours, theirs, ours, done)])
     assert answers == [True, False, False, False], "the second time it has failed already"
-    [answer] = failures.fail([unknown], using="default")
+    [answer] = failures.fail(Store(), [unknown])
     assert isinstance(answer, JobNotFound)
     assert sum(Counter.objects.values_list("late", flat=True)) == late + 3
     assert Job.objects.get(pk=ours.pk).failures == 1

@@ -10,6 +10,7 @@ from django_faktory.models import Job
 from django_faktory.store.jobs import claims, failures, history, pushes
 from django_faktory.store.maintenance import due
 from django_faktory.store.maintenance.pending_work import find_pending_work
+from django_faktory.store.store import Store
 from tests.factories import T0, JobFactory, payload
 
 pytestmark = pytest.mark.django_db
@@ -19,7 +20,7 @@ LINES = [f"line {n}" for n in range(300)]
 
 
 def fail_once(job, **report):
-    [answer] = failures.fail([failure(jid=job.jid, wid="w1", **report)], using=USING, now=T0)
+    [answer] = failures.fail(Store(USING, now=T0), [failure(jid=job.jid, wid="w1", **report)])
     assert answer is True
     return Job.objects.get(pk=job.pk)
 
@@ -41,7 +42,7 @@ def test_a_failure_record_has_the_fields_of_the_original_server():
 def test_a_second_failure_keeps_the_failed_at_time_of_the_first():
     row = fail_once(JobFactory(working=True, retry=5))
     Job.objects.filter(pk=row.pk).update(state="working", run_at=None, reserved_until=T0)
-    [_] = failures.fail([failure(jid=row.jid, wid="w1")], using=USING, now=T0 + timedelta(hours=1))
+    [_] = failures.fail(Store(USING, now=T0 + timedelta(hours=1)), [failure(jid=row.jid, wid="w1")])
     recorded = json.loads(Job.objects.get().failure)
     assert (recorded["retry_count"], recorded["remaining"]) == (1, 4)
     assert recorded["failed_at"] == "2026-05-01T12:00:00Z"
@@ -68,7 +69,7 @@ def test_the_history_records_every_failed_attempt_with_its_worker():
     job = JobFactory(working=True)
     row = fail_once(job, errtype="A", message="first")
     Job.objects.filter(pk=job.pk).update(state="working", wid="w2", attempt=2, run_at=None, reserved_until=T0)
-    failures.fail([failure(jid=job.jid, wid="w2", errtype="B", message="second")], using=USING, now=T0)
+    failures.fail(Store(USING, now=T0), [failure(jid=job.jid, wid="w2", errtype="B", message="second")])
     attempts = json.loads(Job.objects.get(pk=row.pk).history)
     assert [(one["attempt"], one["wid"], one["errtype"], one["message"]) for one in attempts] == [
         (1, "w1", "A", "first"),
@@ -100,13 +101,14 @@ def test_a_kill_or_discard_verdict_ends_a_job_with_retries_left():
     kept = fail_once(JobFactory(working=True, result_ttl=60), verdict="discard")
     assert kept.state == "discarded"
     gone = JobFactory(working=True)
-    failures.fail([failure(jid=gone.jid, wid="w1", verdict="discard")], using=USING)
+    failures.fail(Store(USING), [failure(jid=gone.jid, wid="w1", verdict="discard")])
     assert not Job.objects.filter(pk=gone.pk).exists()
 
 
 def test_each_failure_report_of_a_set_gets_its_own_answer():
     good, held = JobFactory(working=True), JobFactory(working=True, wid="other")
     answers = failures.fail(
+        Store(USING),
         [
             failure(jid=held.jid, wid="w1"),
             failure(jid="unknown jid", wid="w1"),
@@ -114,7 +116,6 @@ def test_each_failure_report_of_a_set_gets_its_own_answer():
             failure(jid=good.jid, wid="w1"),
             failure(jid="nul\x00in it", wid="w1"),
         ],
-        using=USING,
     )
     assert [str(answer) for answer in answers] == [
         "False",
@@ -129,7 +130,7 @@ def test_an_expired_reservation_counts_as_a_failure():
     """W19: the failure is recorded as ReservationExpired."""
     fresh = JobFactory(working=True, reserved_until=T0 + timedelta(seconds=10))
     overdue = JobFactory(working=True, reserved_until=T0 - timedelta(seconds=1))
-    assert failures.reap(using=USING, now=T0) == 1
+    assert failures.reap(Store(USING, now=T0)) == 1
     assert Job.objects.get(pk=fresh.pk).state == "working"
     row = Job.objects.get(pk=overdue.pk)
     assert (row.state, row.errtype, row.failures) == ("retries", "ReservationExpired", 1)
@@ -139,19 +140,19 @@ def test_a_job_of_a_lost_worker_returns_to_its_old_queue_position():
     """W20: the loss is recorded in the job's history."""
     old = JobFactory(working=True, enqueued_at=T0 - timedelta(hours=1))
     JobFactory(enqueued_at=T0)
-    failures.reclaim_lost(["w1"], using=USING)
-    [[first]] = claims.fetch([FetchRequest(queues=("default",))], using=USING)
+    failures.reclaim_lost(Store(USING), ["w1"])
+    [[first]] = claims.fetch(Store(USING), [FetchRequest(queues=("default",))])
     assert first.jid == old.jid
     assert json.loads(first.history)[0]["errtype"] == "WorkerLost"
 
 
 def test_a_retry_is_enqueued_when_it_is_due_and_not_before():
     job = payload()
-    pushes.push([job], using=USING, now=T0)
-    claims.fetch([FetchRequest(queues=("default",), wid="w1")], using=USING, now=T0)
-    failures.fail([failure(jid=job.jid, wid="w1", retry_in_s=60)], using=USING, now=T0)
+    pushes.push(Store(USING, now=T0), [job])
+    claims.fetch(Store(USING, now=T0), [FetchRequest(queues=("default",), wid="w1")])
+    failures.fail(Store(USING, now=T0), [failure(jid=job.jid, wid="w1", retry_in_s=60)])
     assert find_pending_work(using=USING, now=T0).due_in_s == 60
-    assert due.enqueue_due(using=USING, now=T0 + timedelta(seconds=59)) == set()
-    assert due.enqueue_due(using=USING, now=T0 + timedelta(seconds=60)) == {"default"}
-    [[again]] = claims.fetch([FetchRequest(queues=("default",), wid="w1")], using=USING)
+    assert due.enqueue_due(Store(USING, now=T0 + timedelta(seconds=59))) == set()
+    assert due.enqueue_due(Store(USING, now=T0 + timedelta(seconds=60))) == {"default"}
+    [[again]] = claims.fetch(Store(USING), [FetchRequest(queues=("default",), wid="w1")])
     assert (again.attempt, '"failure":{"retry_count":0' in again.wire()) == (2, True)

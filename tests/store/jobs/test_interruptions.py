@@ -17,6 +17,7 @@ from django_faktory.operations.serializers import whole_job_of
 from django_faktory.store.jobs import transitions
 from django_faktory.store.limits import definitions, limiters
 from django_faktory.store.maintenance import due
+from django_faktory.store.store import Store
 from django_faktory.tasks.results import attempts_of, result_of, runs_of
 from tests.factories import payload
 from tests.project import tasks
@@ -142,7 +143,7 @@ def test_many_interruptions_do_not_displace_errors_from_the_history(node):
     node.push("a")
     job = node.fetch_one()
     node.broker.fail([failure(jid=job.jid, errtype="E", message="the first error", retry_in_s=0)])
-    wait_until(lambda: due.enqueue_due(using="default"))  # SQLite rounds the time of the retry
+    wait_until(lambda: due.enqueue_due(Store()))  # SQLite rounds the time of the retry
     for _ in range(60):
         assert node.interrupt(node.fetch_one()) == [True]
     found = Job.objects.get()
@@ -236,14 +237,14 @@ def test_an_interrupted_job_that_was_claimed_in_time_does_not_expire(node):
     node.push("a", custom={"expires_in": 60}, result_ttl=600)
     node.interrupt(node.fetch_one())
     later = timezone.now() + timedelta(seconds=120)
-    due.expire(using="default", now=later)
+    due.expire(Store(now=later))
     assert names(node.fetch(1, "w2")) == ["a"]
 
 
 def test_an_interrupted_job_that_was_cancelled_is_discarded(node):
     node.push("a", result_ttl=600)
     job = node.fetch_one()
-    transitions.cancel([job.jid], using="default")
+    transitions.cancel(Store(), [job.jid])
     assert node.interrupt(job) == [True]
     assert (row(job).state, row(job).errtype) == ("discarded", "Cancelled")
 

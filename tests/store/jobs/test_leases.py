@@ -11,6 +11,7 @@ from django_faktory.core.payloads import Ack, Beat, Delivery, FetchRequest, Leas
 from django_faktory.models import Job, JobLock, Limiter, WorkerProcess
 from django_faktory.runtime.maintenance import Maintenance
 from django_faktory.store.jobs import failures
+from django_faktory.store.store import Store
 from tests.factories import T0, JobFactory, WorkerFactory, payload
 from tests.store.limits.conftest import limit
 
@@ -144,10 +145,10 @@ class TestReaping:
         for wid in ("beats", "never-beat", "unknown", ""):
             JobFactory(jid=f"of-{wid}", wid=wid, **over)
         JobFactory(jid="not-delivered", wid="", claim=-7, **over)
-        assert failures.reap(using="default", now=at(1), skip_extendable=True) == 3
+        assert failures.reap(Store(now=at(1)), skip_extendable=True) == 3
         left = Job.objects.filter(state="working").values_list("jid", flat=True)
         assert set(left) == {"of-beats", "not-delivered"}
-        assert failures.reap(using="default", now=at(1)) == 2
+        assert failures.reap(Store(now=at(1))) == 2
 
     def test_maintenance_listens_for_beats_before_it_reaps(self):
         JobFactory(working=True, reserved_until=T0)
@@ -180,8 +181,8 @@ class TestDelivery:
         assert not any(broker.push([payload("a", retry=0)]))
         age = Job.objects.get().enqueued_at
         [job] = claimed(broker, Lease.DELIVERY, payload("b"), wid=wid)
-        assert failures.reap(using="default", now=at(DELIVERY_S - 1)) == 0
-        assert failures.reap(using="default", now=at(DELIVERY_S + 1)) == 1
+        assert failures.reap(Store(now=at(DELIVERY_S - 1))) == 0
+        assert failures.reap(Store(now=at(DELIVERY_S + 1))) == 1
         row = Job.objects.get(jid=job.jid)
         assert (row.state, row.wid, row.failures, row.losses, row.reserved_until) == ("enqueued", "", 0, 0, None)
         assert row.enqueued_at == age
@@ -191,7 +192,7 @@ class TestDelivery:
         limit("queue", "default", 1)
         claimed(broker, Lease.DELIVERY, payload("a", custom={"lock": "key"}))
         assert Job.objects.get().permits
-        assert failures.reap(using="default", now=at(DELIVERY_S + 1)) == 1
+        assert failures.reap(Store(now=at(DELIVERY_S + 1))) == 1
         assert not JobLock.objects.exists()
         assert not Limiter.objects.exclude(in_use=0).exists()
         assert Job.objects.get().state == "enqueued"
@@ -200,13 +201,13 @@ class TestDelivery:
         [job] = claimed(broker, Lease.DELIVERY)
         clock.moves(DELIVERY_S + 5)
         broker.confirm([Delivery(job, DELIVERY_S + 5.0)])
-        assert failures.reap(using="default", now=clock.now) == 0
+        assert failures.reap(Store(now=clock.now)) == 0
         assert broker.ack([Ack(jid=job.jid, wid="w1")]) == [True]
 
     def test_a_late_confirmation_is_ignored_if_another_worker_has_the_job(self, broker, clock):
         [job] = claimed(broker, Lease.DELIVERY)
         clock.moves(DELIVERY_S + 5)
-        failures.reap(using="default", now=clock.now)
+        failures.reap(Store(now=clock.now))
         claimed(broker, Lease.DELIVERY, payload("other", at=at(9000)), wid="w2")
         broker.confirm([Delivery(job, DELIVERY_S + 5.0)])
         row = Job.objects.get(jid=job.jid)
@@ -288,7 +289,7 @@ class TestBeatsOfClients:
             clock.moves(seconds)
             broker.beat([Beat(wid="w1")])
         assert reserved() == at(15 + 600)
-        assert failures.reap(using="default", now=clock.now) == 1
+        assert failures.reap(Store(now=clock.now)) == 1
         row = Job.objects.get()
         assert (row.state, row.failures, row.losses) == ("enqueued", 0, 0)
 

@@ -11,6 +11,7 @@ from django_faktory.models import Job, Queue
 from django_faktory.store import queues
 from django_faktory.store.jobs import claims, releases
 from django_faktory.store.jobs.pushes import push
+from django_faktory.store.store import Store
 from tests.examples import examples
 from tests.factories import T0, payload
 
@@ -61,13 +62,13 @@ class Real:
     def push(self, wanted):
         self.now += timedelta(seconds=1)
         made = [payload(queue=queue, priority=priority) for queue, priority in wanted]
-        push(made, using=USING, now=self.now)
+        push(Store(USING, now=self.now), made)
         for job in made:
             self.model.push(job)
 
     def fetch(self, wanted):
         asked = [FetchRequest(queues=order, wid=wid, count=count) for order, wid, count in wanted]
-        found = claims.fetch(asked, using=USING, now=self.now)
+        found = claims.fetch(Store(USING, now=self.now), asked)
         expected = [self.model.fetch(order, count) for order, _, count in wanted]
         assert [[job.queue for job in got] for got in found] == [[job[2] for job in got] for got in expected]
         if len({wid for _, wid, _ in wanted}) == 1:
@@ -79,15 +80,15 @@ class Real:
 
     def release(self, count):
         given_back, self.held = self.held[:count], self.held[count:]
-        releases.release([job for job, _ in given_back], using=USING)
+        releases.release(Store(USING), [job for job, _ in given_back])
         self.model.waiting += [place for _, place in given_back]
 
     def pause(self, queue):
-        queues.pause([queue], using=USING)
+        queues.pause(Store(USING), [queue])
         self.model.paused.add(queue)
 
     def resume(self, queue):
-        queues.resume([queue], using=USING)
+        queues.resume(Store(USING), [queue])
         self.model.paused.discard(queue)
 
 
@@ -99,7 +100,7 @@ def test_claim_order_matches_a_reference_model(plan):
     for step, value in plan:
         getattr(real, step)(value)
     real.model.paused.clear()
-    queues.resume(None, using=USING)
+    queues.resume(Store(USING), None)
     real.fetch([(tuple(NAMES), "last", 100)])
 
 

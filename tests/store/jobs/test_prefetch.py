@@ -11,6 +11,7 @@ from django_faktory.core.payloads import Ack, Delivery, FetchRequest
 from django_faktory.models import Job, WorkerProcess
 from django_faktory.store.jobs import failures
 from django_faktory.store.jobs.releases import release_claims
+from django_faktory.store.store import Store
 from tests.factories import T0, JobFactory, WorkerFactory
 from tests.waiting import wait_until
 
@@ -97,7 +98,7 @@ def test_prefetched_jobs_of_a_crashed_server_are_released_without_using_a_retry(
     stored("a", "b", retry=0)
     read(broker, asking(1))
     later = T0 + timedelta(seconds=61)
-    assert failures.reap(using="default", now=later) == 1
+    assert failures.reap(Store(now=later)) == 1
     one = Job.objects.get(jid="b")
     assert (one.state, one.wid, one.failures, one.reserved_until) == ("enqueued", "", 0, None)
     assert one.enqueued_at == T0 - timedelta(microseconds=999)
@@ -107,14 +108,14 @@ def test_prefetched_jobs_of_a_crashed_server_are_released_without_using_a_retry(
 def test_reaping_retries_an_expired_reservation_and_requeues_a_prefetched_job(broker, postgresql):
     stored("a", "b", reserve_for=60)
     read(broker, asking(1))
-    assert failures.reap(using="default", now=T0 + timedelta(seconds=61)) == 2
+    assert failures.reap(Store(now=T0 + timedelta(seconds=61))) == 2
     assert dict(Job.objects.values_list("jid", "state")) == {"a": "retries", "b": "enqueued"}
 
 
 def test_a_released_prefetched_job_can_be_claimed_by_a_worker(broker, postgresql):
     stored("a")
     read(broker, asking(1, count=0))
-    failures.reap(using="default", now=T0 + timedelta(seconds=61))
+    failures.reap(Store(now=T0 + timedelta(seconds=61)))
     assert read(broker, asking(0)) == ["a"]
     assert Job.objects.get().claim > 0
 
@@ -123,7 +124,7 @@ def test_releasing_an_unanswered_claim_also_releases_its_prefetched_jobs(broker,
     stored("a", "b")
     read(broker, asking(1))
     number = Job.objects.get(jid="a").claim
-    assert release_claims([number], using="default") == 2
+    assert release_claims(Store(), [number]) == 2
     assert set(Job.objects.values_list("state", flat=True)) == {"enqueued"}
 
 

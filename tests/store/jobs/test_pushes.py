@@ -11,6 +11,7 @@ from django_faktory.models import Job
 from django_faktory.store.dialects import dialect_of
 from django_faktory.store.dialects.postgresql.prepared import Command
 from django_faktory.store.jobs import pushes
+from django_faktory.store.store import Store
 from tests.factories import T0
 from tests.project.tasks import noop
 
@@ -58,7 +59,7 @@ def rows():
 def stored(sets, now=T0):
     Job.objects.all().delete()
     for some in sets:
-        assert pushes.push(some, using="default", now=now) == [None] * len(some)
+        assert pushes.push(Store(now=now), some) == [None] * len(some)
     return rows()
 
 
@@ -117,7 +118,7 @@ def test_a_pushed_set_keeps_live_jobs_and_replaces_finished_ones(size):
     Job.objects.filter(jid=some[0].jid).update(state="dead", finished_at=T0, purge_at=T0, failures=3)
     Job.objects.exclude(jid=some[0].jid).update(failures=7)
     again = made(size, jobtype="new")
-    assert pushes.push(again, using="default", now=T0) == [None] * size
+    assert pushes.push(Store(now=T0), again) == [None] * size
     replaced = Job.objects.get(jid=some[0].jid)
     assert (replaced.state, replaced.failures, replaced.jobtype) == ("enqueued", 0, again[0].jobtype)
     assert set(Job.objects.exclude(jid=some[0].jid).values_list("failures", flat=True)) <= {7}
@@ -148,5 +149,5 @@ def test_a_lone_job_is_stored_in_the_same_way_behind_a_pooler(monkeypatch):
     monkeypatch.setattr(Command, "works", False)
     assert stored([job]) == expected
     Job.objects.update(state="succeeded", finished_at=T0, purge_at=T0, attempt=3)
-    assert pushes.push(job, using="default", now=T0) == [None]
+    assert pushes.push(Store(now=T0), job) == [None]
     assert list(Job.objects.values_list("state", "attempt")) == [("enqueued", 3)]

@@ -15,6 +15,7 @@ from django_faktory.store import transfer
 from django_faktory.store.jobs import acknowledgements, claims, failures, pushes, releases, transitions
 from django_faktory.store.locks import locks
 from django_faktory.store.maintenance import due
+from django_faktory.store.store import Store
 from tests.factories import T0, JobFactory
 from tests.store import by_ids
 
@@ -27,28 +28,28 @@ PAIRS = [(state, event) for state in State for event in Event]
 
 def push(job):
     text = f'{{"jid":"{job.jid}","jobtype":"newer","args":[]}}'
-    pushes.push([parse_job(text)], using=USING)
+    pushes.push(Store(USING), [parse_job(text)])
 
 
 def fetch(job):
-    claims.fetch([FetchRequest(queues=(job.queue,), wid=job.wid)], using=USING)
+    claims.fetch(Store(USING), [FetchRequest(queues=(job.queue,), wid=job.wid)])
 
 
 def release(job):
     held = Reservation(jid=job.jid, queue=job.queue, text=job.payload, wid=job.wid, attempt=job.attempt)
-    releases.release([held], using=USING)
+    releases.release(Store(USING), [held])
 
 
 def expire(job):
     Job.objects.filter(pk=job.pk).update(expires_at=T0)
-    due.expire(using=USING, now=LATER)
+    due.expire(Store(USING, now=LATER))
 
 
 def block(job):
     """Block the job: another job of its key is claimed, and holds the lock."""
     Job.objects.filter(pk=job.pk).update(lock_key="key")
     sibling = JobFactory(queue="elsewhere", lock_key="key")
-    assert claims.fetch([FetchRequest(queues=("elsewhere",), wid="w2")], using=USING)[0][0].jid == sibling.jid
+    assert claims.fetch(Store(USING), [FetchRequest(queues=("elsewhere",), wid="w2")])[0][0].jid == sibling.jid
     Job.objects.filter(pk=sibling.pk).delete()
 
 
@@ -67,19 +68,19 @@ HAPPEN = {
     Event.PUSH: push,
     Event.BLOCK: block,
     Event.READY: ready,
-    Event.DUE: lambda job: due.enqueue_due(using=USING, now=LATER),
+    Event.DUE: lambda job: due.enqueue_due(Store(USING, now=LATER)),
     Event.FETCH: fetch,
-    Event.ACK: lambda job: acknowledgements.ack([Ack(jid=job.jid, wid=job.wid)], using=USING),
-    Event.FAIL: lambda job: failures.fail([failure(jid=job.jid, wid=job.wid)], using=USING),
-    Event.REAP: lambda job: failures.reap(using=USING, now=LATER),
-    Event.LOSE: lambda job: failures.reclaim_lost([job.wid or "w1"], using=USING),
+    Event.ACK: lambda job: acknowledgements.ack(Store(USING), [Ack(jid=job.jid, wid=job.wid)]),
+    Event.FAIL: lambda job: failures.fail(Store(USING), [failure(jid=job.jid, wid=job.wid)]),
+    Event.REAP: lambda job: failures.reap(Store(USING, now=LATER)),
+    Event.LOSE: lambda job: failures.reclaim_lost(Store(USING), [job.wid or "w1"]),
     Event.RELEASE: release,
     Event.REQUEUE: lambda job: by_ids.requeue([job.pk], using=USING),
     Event.DEFER: lambda job: transitions.defer({job.pk: LATER}, using=USING),
     Event.KILL: lambda job: by_ids.kill([job.pk], using=USING),
     Event.DISCARD: lambda job: by_ids.discard([job.pk], using=USING),
     Event.EXPIRE: expire,
-    Event.PURGE: lambda job: due.purge(using=USING, now=LATER),
+    Event.PURGE: lambda job: due.purge(Store(USING, now=LATER)),
     Event.IMPORT: import_again,
     Event.EXPORT: lambda job: transfer.hand_over(
         transfer.find_exportable(job.state, using=USING), list, using=USING, limit=9

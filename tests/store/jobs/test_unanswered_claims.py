@@ -15,6 +15,7 @@ from django_faktory.store.jobs import exchanges, releases, unanswered_claims
 from django_faktory.store.jobs.releases import release_claims
 from django_faktory.store.jobs.unanswered_claims import CHECK_DELAYS_S, NUMBERS_PER_DRAW, RECHECK_DELAY_S, ClaimNumbers
 from django_faktory.store.locks import locks
+from django_faktory.store.store import Store
 from tests.clocks import Clock
 from tests.factories import payload
 
@@ -149,7 +150,7 @@ def test_a_claim_executed_late_is_released_by_a_later_check(broker, clock, monke
     monkeypatch.setattr(claiming.ClaimContext, "_claim", real)
     broker.push([payload(jid="late")])
     broker.fetch([FetchRequest(queues=("other",), wid="w1")])
-    [[late]] = claiming.fetch([DEFAULT], using="default")
+    [[late]] = claiming.fetch(Store(), [DEFAULT])
     Job.objects.filter(jid=late.jid).update(claim=numbers[0])  # the database was slow to execute the claim
     clock.now += CHECK_DELAYS_S[1]
     broker.fetch([FetchRequest(queues=("other",), wid="w1")])
@@ -204,7 +205,7 @@ def test_a_failed_check_of_a_claim_number_is_repeated_and_not_counted(clock):
 def test_a_claim_with_a_received_response_is_not_checked(broker):
     broker.push([payload(jid="first")])
     [[found]] = broker.fetch([DEFAULT])
-    assert broker._claim_numbers.take_due() == []
+    assert broker.claim_numbers.take_due() == []
     assert Job.objects.get(jid=found.jid).claim is not None
 
 
@@ -237,4 +238,4 @@ def test_finished_or_reclaimed_jobs_are_not_released_by_their_old_claim_number(b
     broker.release([other])
     [[again]] = broker.fetch([DEFAULT])
     assert again.jid == "job-other"
-    assert release_claims([number], using="default") == 0
+    assert release_claims(Store(), [number]) == 0

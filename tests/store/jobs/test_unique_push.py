@@ -13,6 +13,7 @@ from django_faktory.errors import NotUnique
 from django_faktory.models import Job, JobLock
 from django_faktory.store.jobs import acknowledgements, claims, exchanges, failures, pushes, unique_push
 from django_faktory.store.maintenance import due
+from django_faktory.store.store import Store
 from tests.factories import T0, JobFactory, payload
 from tests.server.test_fetch_index import calls
 from tests.store import by_ids
@@ -31,13 +32,13 @@ def unique(args=(1,), **fields):
 
 def push(*sent, now=None):
     """Return for each job whether it was accepted."""
-    answers = pushes.push(sent, using=USING, now=now)
+    answers = pushes.push(Store(USING, now=now), sent)
     assert all(answer is None or isinstance(answer, NotUnique) for answer in answers)
     return [answer is None for answer in answers]
 
 
 def fetch(*, now=None, count=1, wid="w1"):
-    [found] = claims.fetch([FetchRequest(queues=("default",), wid=wid, count=count)], using=USING, now=now)
+    [found] = claims.fetch(Store(USING, now=now), [FetchRequest(queues=("default",), wid=wid, count=count)])
     return found
 
 
@@ -87,12 +88,12 @@ def test_success_discard_or_expiry_of_a_job_releases_its_unique_lock(kept):
 
     push(unique(result_ttl=kept))
     [job] = fetch()
-    acknowledgements.ack([Ack(jid=job.jid)], using=USING)
+    acknowledgements.ack(Store(USING), [Ack(jid=job.jid)])
     assert push(unique(result_ttl=kept)) == [True]
     [job] = fetch()
-    failures.fail(report(job), using=USING)
+    failures.fail(Store(USING), report(job))
     assert push(unique(result_ttl=kept, custom={"expires_at": rfc3339(T0)})) == [True]
-    assert due.expire(using=USING) == 1
+    assert due.expire(Store(USING)) == 1
     assert push(unique()) == [True]
 
 
@@ -105,7 +106,7 @@ def test_deleting_the_job_row_releases_its_unique_lock():
 def test_a_dead_job_keeps_its_unique_lock_until_the_lock_expires():
     push(unique(retry=-1), now=T0)
     [job] = fetch(now=T0)
-    failures.fail([failure(jid=job.jid)], using=USING, now=T0)
+    failures.fail(Store(USING, now=T0), [failure(jid=job.jid)])
     assert Job.objects.get().state == "dead"
     assert push(unique(), now=T0 + MINUTE) == [False]
     assert push(unique(), now=T0 + 10 * MINUTE) == [True]
@@ -116,7 +117,7 @@ def test_a_dead_job_that_is_pushed_again_keeps_its_unique_lock():
     job = unique(retry=-1)
     push(job)
     [held] = fetch()
-    failures.fail([failure(jid=held.jid)], using=USING)
+    failures.fail(Store(USING), [failure(jid=held.jid)])
     assert push(job) == [True]
     row = Job.objects.get()
     assert (row.state, row.attempt, row.failures) == ("enqueued", held.attempt, 0)
@@ -126,7 +127,7 @@ def test_a_dead_job_that_is_pushed_again_keeps_its_unique_lock():
 def test_a_plain_job_that_replaces_a_dead_unique_job_releases_the_lock():
     push(unique(jid="again", retry=-1))
     [held] = fetch()
-    failures.fail([failure(jid=held.jid)], using=USING)
+    failures.fail(Store(USING), [failure(jid=held.jid)])
     assert push(payload("again", args=[1])) == [True]
     row = Job.objects.get()
     assert (row.state, row.unique_key, row.unique_expires_at, row.expires_at) == ("enqueued", None, None, None)
@@ -165,7 +166,7 @@ def test_a_large_set_accepts_one_job_for_each_of_700_unique_keys():
 def test_a_unique_until_start_lock_is_not_reacquired_after_a_failure():
     push(unique(custom={"unique_until": "start"}))
     [job] = fetch()
-    failures.fail([failure(jid=job.jid)], using=USING)
+    failures.fail(Store(USING), [failure(jid=job.jid)])
     assert Job.objects.get().unique_key is None
     assert push(unique()) == [True]
 
@@ -325,7 +326,7 @@ def test_jobs_with_options_are_fetched_in_push_order(wish):
     got = []
     while found := fetch(count=9):
         got += [job.jid for job in found]
-        acknowledgements.ack([Ack(jid=job.jid, wid="w1", attempt=job.attempt) for job in found], using=USING)
+        acknowledgements.ack(Store(USING), [Ack(jid=job.jid, wid="w1", attempt=job.attempt) for job in found])
     if wish == "lock":  # only one job of the key is ready at a time
         plain, locked = want[::3], [jid for n, jid in enumerate(want) if n % 3]
         assert [jid for jid in got if jid in plain] == plain
@@ -412,7 +413,7 @@ def test_all_40_concurrently_pushed_jobs_of_one_lock_key_are_fetched():
     got = []
     while found := fetch(count=9):
         got += [job.jid for job in found]
-        acknowledgements.ack([Ack(jid=job.jid, wid="w1", attempt=job.attempt) for job in found], using=USING)
+        acknowledgements.ack(Store(USING), [Ack(jid=job.jid, wid="w1", attempt=job.attempt) for job in found])
     assert len(got) == 40
 
 
@@ -425,7 +426,7 @@ def test_jobs_pushed_in_an_exchange_can_be_fetched_in_the_same_exchange(wish):
     [held] = fetch()
     sent = [payload(custom=WISHES[wish]), payload()]
     request = FetchRequest(queues=("default",), wid="w2", count=5)
-    result = exchanges.exchange(sent, [Ack(jid=held.jid, wid="w1")], [request], using=USING)
+    result = exchanges.exchange(Store(USING), sent, [Ack(jid=held.jid, wid="w1")], [request])
     assert (result.pushed, result.acked) == ([None, None], [True])
     assert [job.jid for job in result.fetched[0]] == [job.jid for job in sent]
 
@@ -435,10 +436,10 @@ def test_pushing_jobs_in_the_exchange_that_releases_their_lock_strands_none():
     [held] = fetch()
     request = FetchRequest(queues=("default",), wid="w2", count=5)
     report = Ack(jid=held.jid, wid="w1", attempt=held.attempt)
-    result = exchanges.exchange([locked(), locked()], [report], [request], using=USING)
+    result = exchanges.exchange(Store(USING), [locked(), locked()], [report], [request])
     got = result.fetched[0] or fetch(wid="w2", count=5)
     assert (result.acked, len(got)) == ([True], 1)
-    acknowledgements.ack([Ack(jid=got[0].jid, wid="w2")], using=USING)
+    acknowledgements.ack(Store(USING), [Ack(jid=got[0].jid, wid="w2")])
     assert len(fetch()) == 1
 
 
@@ -477,15 +478,15 @@ def test_the_earlier_of_expires_in_and_expires_at_applies():
 @pytest.mark.parametrize("state", ["scheduled", "retries"])
 def test_a_job_that_expires_before_it_is_due_is_not_fetched(state):
     JobFactory(**{state: True}, expires_at=T0 + 30 * MINUTE, run_at=T0 + 60 * MINUTE)
-    assert due.enqueue_due(using=USING, now=T0 + 60 * MINUTE) == {"default"}
+    assert due.enqueue_due(Store(USING, now=T0 + 60 * MINUTE)) == {"default"}
     assert fetch(now=T0 + 60 * MINUTE) == []
 
 
 def test_a_running_job_does_not_expire():
     push(payload(custom={"expires_in": 60}), now=T0)
     [job] = fetch(now=T0)
-    assert due.expire(using=USING, now=T0 + 2 * MINUTE) == 0
-    assert acknowledgements.ack([Ack(jid=job.jid, wid="w1")], using=USING) == [True]
+    assert due.expire(Store(USING, now=T0 + 2 * MINUTE)) == 0
+    assert acknowledgements.ack(Store(USING), [Ack(jid=job.jid, wid="w1")]) == [True]
 
 
 @pytest.mark.parametrize("state", ["enqueued", "scheduled", "retries"])
@@ -496,7 +497,7 @@ def test_the_expiry_sweep_deletes_only_jobs_without_a_result_ttl(state):
     later = JobFactory(**trait, expires_at=T0 + MINUTE)
     never = JobFactory(**trait)
     now = T0 + timedelta(seconds=1)
-    assert due.expire(using=USING, now=now) == 2
+    assert due.expire(Store(USING, now=now)) == 2
     states = dict(Job.objects.values_list("pk", "state"))
     assert states == {kept.pk: "expired", later.pk: state, never.pk: state}
     assert plain.pk not in states
@@ -509,7 +510,7 @@ def test_the_expiry_sweep_processes_jobs_in_chunks():
         Job(jid=f"row-{n:08d}", jobtype="t", queue="q", state="enqueued", payload="{}", enqueued_at=T0, expires_at=T0)
         for n in range(5)
     )
-    assert [due.expire(using=USING, limit=2) for _ in range(4)] == [2, 2, 1, 0]
+    assert [due.expire(Store(USING), limit=2) for _ in range(4)] == [2, 2, 1, 0]
 
 
 def test_a_thousand_expired_jobs_do_not_delay_the_job_behind_them():
@@ -524,7 +525,7 @@ def test_a_thousand_expired_jobs_do_not_delay_the_job_behind_them():
 
 
 def test_the_expiry_sweep_uses_the_expiring_index():
-    over = due.find_expired_jobs(using="default", now=T0)
+    over = due.find_expired_jobs(Store(now=T0))
     with connection.cursor() as cursor, transaction.atomic():
         if connection.vendor == "postgresql":
             cursor.execute("SET LOCAL enable_seqscan = off")  # the table is empty

@@ -9,6 +9,7 @@ from django_faktory.core.limits import Allowance
 from django_faktory.models import Limit
 from django_faktory.store.limits import definitions
 from django_faktory.store.maintenance import due
+from django_faktory.store.store import Store
 from tests.store.limits.conftest import Node, limit, states
 
 
@@ -58,5 +59,5 @@ def test_a_job_with_a_lock_that_expires_behind_a_limit_makes_the_next_one_of_the
     node.push("a", jobtype="narrow", custom={"lock": "same", "expires_in": 100})
     node.push("b", custom={"lock": "same"})
     assert node.fetch(5) == []
-    assert due.expire(using="default", now=timezone.now() + timedelta(seconds=200)) == 1
+    assert due.expire(Store(now=timezone.now() + timedelta(seconds=200))) == 1
     assert states("b") == ["enqueued"]

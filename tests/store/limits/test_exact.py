@@ -19,6 +19,7 @@ from django_faktory.store.jobs import acquire as acquiring
 from django_faktory.store.jobs import failures
 from django_faktory.store.limits import definitions, limiters
 from django_faktory.store.locks import locks
+from django_faktory.store.store import Store
 from tests.factories import payload
 from tests.settings import VIA
 from tests.store import by_ids
@@ -40,7 +41,7 @@ def claim(node, count=1):
 
 
 def acquire(claimed):
-    return acquiring.acquire(claimed, using="default", lease_s=35)
+    return acquiring.acquire(Store(), claimed, lease_s=35)
 
 
 @pytest.mark.parametrize("scope", ["task", "queue", "key"])
@@ -57,7 +58,7 @@ def test_a_job_started_before_its_limit_was_set_releases_a_permit(node, scope, e
     if end == "release":
         assert node.broker.release(held) == 2
     elif end == "lost":
-        assert failures.reclaim_lost(["w1"], using="default") == 2
+        assert failures.reclaim_lost(Store(), ["w1"]) == 2
     elif end == "exchange":
         node.broker.exchange([], [Ack(jid=job.jid, wid="w1", attempt=job.attempt) for job in held], [])
     else:
@@ -187,7 +188,7 @@ def test_reclaiming_a_lost_worker_before_it_acquires_releases_permits_once(node)
     node.push("c")
     assert node.fetch(1) == ["a"]
     claimed = claim(node)
-    assert failures.reclaim_lost(["w1"], using="default") == 2
+    assert failures.reclaim_lost(Store(), ["w1"]) == 2
     assert in_use("noop") == 0
     # On PostgreSQL the claim itself has acquired what it could.
     assert acquire([job for job in claimed if job.permits == ""]) == []
@@ -215,7 +216,7 @@ def test_flush_keeps_the_permit_of_a_job_claimed_meanwhile(node):
     limit("task", "noop", 2)
     node.push("a", "b", custom={"lock": "one"})
     node.fetch(1)
-    steps = bulk.flush(using="default")
+    steps = bulk.flush(Store())
     first = next(steps)  # all ids are read
     node.push("c", custom={"lock": "two"})
     assert node.fetch(5) == ["c"]

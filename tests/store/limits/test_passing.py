@@ -12,6 +12,7 @@ from django_faktory.models import Job, Limiter
 from django_faktory.store.jobs import claims
 from django_faktory.store.locks import locks
 from django_faktory.store.maintenance import due
+from django_faktory.store.store import Store
 from tests.factories import payload
 from tests.settings import VIA
 from tests.store import by_ids
@@ -325,7 +326,7 @@ def test_removing_an_unblocked_job_unblocks_the_next(node, change):
     assert states("b", "c") == ["enqueued", "blocked"]
     ids = [Job.objects.get(jid=jid("b")).pk]
     if change == "expire":
-        assert due.expire(using="default") == 1
+        assert due.expire(Store()) == 1
     else:
         getattr(by_ids, change)(ids, using="default")
     assert states("c") == ["enqueued"]

@@ -10,6 +10,7 @@ from django_faktory.core.payloads import Ack
 from django_faktory.models import Job, Limiter
 from django_faktory.store.limits import limiters
 from django_faktory.store.maintenance import pending_work
+from django_faktory.store.store import Store
 from tests.factories import T0
 from tests.store.limits.conftest import blocked, jid, limit, states
 
@@ -40,7 +41,7 @@ def test_a_burst_starts_at_once_and_more_jobs_after_a_refill(node, at, scope, na
     node.push(*map(str, range(1, 30)), custom={"limit": "mail"})
     assert len(node.fetch(20)) == 3, "the bucket holds 0.4 s of the rate, and one was taken"
     assert node.fetch(20) == []
-    limiters.unblock_due(using="default", now=at(0.35))
+    limiters.unblock_due(Store(now=at(0.35)))
     assert len(node.fetch(20)) == 3
     assert node.fetch(20) == []
 
@@ -71,7 +72,7 @@ def test_later_jobs_do_not_overtake_jobs_waiting_for_a_rate_limit(node, at):
     for second in (1, 2, 3):
         now = at(second + 0.001)
         assert node.fetch(5) == [], "no job overtakes jobs that maintenance has not unblocked yet"
-        limiters.unblock_due(using="default", now=now)
+        limiters.unblock_due(Store(now=now))
         order += node.fetch(5)
     assert order == ["a", "b", "c", "d"]
 
@@ -103,7 +104,7 @@ def test_a_rate_limited_queue_is_skipped_until_its_next_token(node, at):
         assert node.fetch(5) == []
     assert not any("UPDATE" in one["sql"] and '"attempt" - 1' in one["sql"] for one in queries)
     now = at(1.0)
-    assert limiters.unblock_due(using="default", now=now) == {"default"}
+    assert limiters.unblock_due(Store(now=now)) == {"default"}
     assert node.fetch(5) == ["b"]
 
 
@@ -130,7 +131,7 @@ def test_maintenance_does_not_unblock_without_bound_when_no_worker_fetches(node,
     while node.reserve(50):
         pass
     for tick in range(1, 100):
-        limiters.unblock_due(using="default", now=at(tick * 0.1))
+        limiters.unblock_due(Store(now=at(tick * 0.1)))
     assert Job.objects.filter(state="enqueued").count() <= 60
     assert blocked() >= 90
 

@@ -12,6 +12,7 @@ from django_faktory.core.locket import locket
 from django_faktory.models import Job, JobLock
 from django_faktory.store.locks import locks
 from django_faktory.store.maintenance import due
+from django_faktory.store.store import Store
 from tests.factories import payload
 from tests.store import by_ids
 from tests.store.locks.conftest import holders, jid, state_of
@@ -198,7 +199,7 @@ def test_a_scheduled_job_is_blocked_when_due_while_its_key_is_locked(node):
     one.push("A")
     one.push("A1", at=datetime.now(UTC) + timedelta(hours=1))
     one.fetch()
-    assert due.enqueue_due(using="default", now=datetime.now(UTC) + timedelta(hours=2)) == {"default"}
+    assert due.enqueue_due(Store(now=datetime.now(UTC) + timedelta(hours=2))) == {"default"}
     assert state_of("A1") == "blocked"
     assert one.fetch() == []
     one.ack("A")
@@ -211,7 +212,7 @@ def test_a_due_retry_of_a_locked_key_is_blocked_without_an_attempt(node):
     one.fetch()
     one.fail("A")
     one.fetch()
-    due.enqueue_due(using="default", now=datetime.now(UTC) + timedelta(hours=2))
+    due.enqueue_due(Store(now=datetime.now(UTC) + timedelta(hours=2)))
     assert one.fetch() == []
     retried = Job.objects.get(jid=jid("A"))
     assert (retried.state, retried.attempt, retried.failures) == ("blocked", 1, 1)
@@ -276,7 +277,7 @@ def test_expiry_of_the_first_job_unblocks_the_next(node):
     one.push("A", custom={"expires_in": 1})
     one.push("A1")
     Job.objects.filter(jid=jid("A")).update(expires_at=datetime.now(UTC) - SECOND)
-    assert due.expire(using="default") == 1
+    assert due.expire(Store()) == 1
     assert one.fetch() == [jid("A1")]
 
 

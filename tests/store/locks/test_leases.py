@@ -11,6 +11,7 @@ from django_faktory.core.payloads import Beat, WorkerIdentity
 from django_faktory.models import Job, JobLock
 from django_faktory.store.jobs import failures, releases
 from django_faktory.store.locks import locks
+from django_faktory.store.store import Store
 from tests.store.locks.conftest import holders, jid, state_of
 
 
@@ -85,7 +86,7 @@ def test_a_reaped_job_is_retried_and_leaves_the_lock_to_its_holder(node):
     locks.mark_expired(using="default")
     assert one.fetch(wid="w2") == [jid("A1")]
     Job.objects.filter(jid=jid("A")).update(reserved_until=F("reserved_until") - timedelta(days=1))
-    assert failures.reap(using="default") == 1
+    assert failures.reap(Store()) == 1
     assert state_of("A") == "retries"
     assert holders() == [jid("A1")]
 
@@ -94,7 +95,7 @@ def test_the_locks_of_a_lost_worker_are_released(node):
     one = node()
     one.push("A", "A1")
     one.fetch(wid="lost")
-    assert failures.reclaim_lost(["lost"], using="default") == 1
+    assert failures.reclaim_lost(Store(), ["lost"]) == 1
     assert holders() == []
     assert one.fetch(wid="w2") == [jid("A")]
 
@@ -106,7 +107,7 @@ def test_a_lost_worker_job_is_blocked_if_another_job_holds_its_lock(node):
     passes(36)
     locks.mark_expired(using="default")
     one.fetch(wid="w2")
-    assert failures.reclaim_lost(["lost"], using="default") == 1
+    assert failures.reclaim_lost(Store(), ["lost"]) == 1
     assert (state_of("A"), holders()) == ("blocked", [jid("A1")])
     one.ack("A1", wid="w2")
     assert one.fetch() == [jid("A")]
@@ -121,7 +122,7 @@ def test_a_claim_that_crashed_before_acquiring_its_lock_is_released(node):
     one.fetch()
     JobLock.objects.all().delete()
     Job.objects.filter(jid=jid("A")).update(lock_token=None, started_at=F("started_at") - timedelta(minutes=1))
-    assert releases.release_stranded(10, using="default") == (1, {"default"})
+    assert releases.release_stranded(Store(), 10) == (1, {"default"})
     assert one.fetch() == [jid("A")]
 
 

@@ -15,6 +15,7 @@ from django_faktory.store.locks import locks
 from django_faktory.store.maintenance import due
 from django_faktory.store.notifier import publisher
 from django_faktory.store.notifier.base import PollingListener
+from django_faktory.store.store import Store
 from tests.factories import payload
 from tests.server.conftest import connect, serve, server, transport  # noqa: F401  (fixtures)
 from tests.store.locks import tasks
@@ -130,7 +131,7 @@ class Node:
 
     def run(self, total):
         while len(self.done) < total:
-            due.enqueue_due(using="default")
+            due.enqueue_due(Store())
             [found] = self.broker.fetch(
                 [FetchRequest(queues=("q1", "q2"), wid=self.wid, count=self.rng.choice((1, 3)))]
             )
@@ -158,7 +159,7 @@ class Node:
         elif chance < 0.15:
             while places:
                 places.pop().leave()
-            workers.unregister([self.wid], using="default")
+            workers.unregister(Store(), [self.wid])
             return False
         elif self.broker.ack([Ack(jid=job.jid, wid=self.wid, attempt=job.attempt)]) == [True]:
             self.done.append(job.jid)

@@ -13,6 +13,7 @@ from django_faktory.models import Job
 from django_faktory.store.jobs import claims
 from django_faktory.store.maintenance import due
 from django_faktory.store.maintenance.pending_work import find_pending_work
+from django_faktory.store.store import Store
 from tests.factories import T0, JobFactory
 
 pytestmark = pytest.mark.django_db(transaction=True)
@@ -37,21 +38,21 @@ def test_the_next_due_time_is_the_earliest_of_scheduled_and_retries():
 def test_the_database_clock_decides_which_jobs_are_due():
     waiting(1, timezone.now() + timedelta(minutes=1))
     assert 50 < find_pending_work(using=USING).due_in_s <= 61
-    assert due.enqueue_due(using=USING) == set()
+    assert due.enqueue_due(Store(USING)) == set()
 
 
 def test_the_earliest_due_jobs_are_enqueued_first_up_to_the_limit():
     last, first = waiting(1, T0 + timedelta(seconds=9)) + waiting(1, T0 + timedelta(seconds=1))
-    due.enqueue_due(using=USING, now=T0 + timedelta(minutes=1), limit=1)
+    due.enqueue_due(Store(USING, now=T0 + timedelta(minutes=1)), limit=1)
     assert dict(Job.objects.values_list("jid", "state")) == {last.jid: "scheduled", first.jid: "enqueued"}
 
 
 def test_the_enqueue_limit_covers_scheduled_and_retries_together():
     waiting(3, T0)
     waiting(3, T0, "retries")
-    due.enqueue_due(using=USING, now=T0, limit=4)
+    due.enqueue_due(Store(USING, now=T0), limit=4)
     assert Job.objects.filter(state="enqueued").count() == 4
-    due.enqueue_due(using=USING, now=T0, limit=4)
+    due.enqueue_due(Store(USING, now=T0), limit=4)
     assert Job.objects.filter(state="enqueued").count() == 6
 
 
@@ -63,12 +64,12 @@ def test_a_second_node_enqueues_due_jobs_not_locked_by_the_first():
     seen = []
 
     def second():
-        due.enqueue_due(using=USING, now=T0)
+        due.enqueue_due(Store(USING, now=T0))
         seen.append(Job.objects.filter(state="enqueued").count())
         connections.close_all()
 
     with transaction.atomic():
-        due.enqueue_due(using=USING, now=T0, limit=20)
+        due.enqueue_due(Store(USING, now=T0), limit=20)
         node = threading.Thread(target=second)
         node.start()
         node.join(30)
@@ -122,22 +123,22 @@ def has_expired_jobs():
 def test_waiting_jobs_expire_but_finished_jobs_do_not():
     expiring(3, succeeded=True)
     assert has_expired_jobs() is not connection.features.supports_partial_indexes
-    assert due.expire(using=USING, now=T0) == 0
+    assert due.expire(Store(USING, now=T0)) == 0
     assert has_expired_jobs() is False
     assert Job.objects.succeeded().count() == 3
     expiring(2)
     assert has_expired_jobs() is True
-    assert due.expire(using=USING, now=T0) == 2
+    assert due.expire(Store(USING, now=T0)) == 2
     assert has_expired_jobs() is False
 
 
 def test_a_running_job_past_its_expiry_expires_only_when_it_waits_again():
     [job] = expiring(1, working=True, reserved_until=timezone.now() + timedelta(hours=1))
     assert has_expired_jobs() is False
-    assert due.expire(using=USING, now=T0) == 0
+    assert due.expire(Store(USING, now=T0)) == 0
     Job.objects.filter(jid=job.jid).update(state="retries", run_at=T0 + timedelta(hours=1))
     assert has_expired_jobs() is True
-    assert due.expire(using=USING, now=T0) == 1
+    assert due.expire(Store(USING, now=T0)) == 1
 
 
 @pytest.mark.skipif(connection.features.supports_partial_indexes, reason="the index has no finished jobs")
@@ -145,7 +146,7 @@ def test_expiries_of_finished_jobs_are_cleared_a_bounded_number_at_a_time():
     expiring(10, succeeded=True)
     due._clear_expiries(USING, T0, chunk_size=3, max_chunks=2)
     assert Job.objects.filter(expires_at__isnull=False).count() == 4
-    due.expire(using=USING, now=T0)
+    due.expire(Store(USING, now=T0))
     assert not Job.objects.filter(expires_at__isnull=False).exists()
 
 
@@ -159,12 +160,12 @@ def test_a_purge_with_nothing_due_locks_no_job_that_waits():
     seen = []
 
     def fetch():
-        [[job]] = claims.fetch([FetchRequest(queues=("mail",), wid="w1")], using=USING)
+        [[job]] = claims.fetch(Store(USING), [FetchRequest(queues=("mail",), wid="w1")])
         seen.append(job.jid)
         connections.close_all()
 
     with transaction.atomic():
-        assert due.purge(using=USING, now=T0) == 0
+        assert due.purge(Store(USING, now=T0)) == 0
         node = threading.Thread(target=fetch)
         node.start()
         node.join(30)
@@ -180,7 +181,7 @@ def test_a_purge_follows_the_index_without_sorting():
         cursor.execute("ANALYZE TABLE django_faktory_job")
         cursor.fetchall()
         cursor.execute("FLUSH STATUS")
-        assert due.purge(using=USING, now=T0) == due.CHUNK
+        assert due.purge(Store(USING, now=T0)) == due.CHUNK
         cursor.execute("SHOW STATUS WHERE variable_name IN ('Sort_rows', 'Handler_read_next')")
         counted = {name: int(count) for name, count in cursor.fetchall()}
     assert counted["Sort_rows"] == 0

@@ -15,6 +15,7 @@ from django_faktory.models.queue import QueueQuerySet
 from django_faktory.runtime.maintenance import Maintenance
 from django_faktory.store import queues
 from django_faktory.store.statistics import histograms
+from django_faktory.store.store import Store
 from tests.factories import JobFactory, QueueFactory, payload
 
 pytestmark = pytest.mark.django_db(transaction=True)
@@ -55,7 +56,7 @@ def test_unused_queues_are_deleted_in_portions():
 
 USES = {
     "push": lambda: queues.add(["mail"], using=USING),  # as after the commit of a push
-    "pause": lambda: queues.pause(["mail"], using=USING),
+    "pause": lambda: queues.pause(Store(USING), ["mail"]),
     "limit": lambda: Limit.objects.create(scope="queue", name="mail", concurrency=1),
 }
 
@@ -97,7 +98,7 @@ def test_a_pause_is_not_lost_to_a_concurrent_deletion(monkeypatch):
         return found
 
     monkeypatch.setattr(QueueQuerySet, "bulk_create", create_and_forget)
-    assert queues.pause(["mail"], using=USING) == ["mail"]
+    assert queues.pause(Store(USING), ["mail"]) == ["mail"]
     assert counts == [0]
     assert queues.read_paused(using=USING) == {"mail"}
 

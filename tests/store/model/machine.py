@@ -39,6 +39,7 @@ from django_faktory.store.jobs.pushes import push
 from django_faktory.store.limits import definitions, limiters
 from django_faktory.store.locks import locks
 from django_faktory.store.maintenance import due
+from django_faktory.store.store import Store
 from tests import emptying
 from tests.store import by_ids
 from tests.store.model import plain
@@ -88,7 +89,8 @@ class StoreComparedWithModel(RuleBasedStateMachine):
         self.model = Plain()
         self.made = 0
         self.have_fired = set()
-        self.rng = Random(0)  # hypothesis cannot draw its values a second time
+        rng = Random(0)  # hypothesis cannot draw its values a second time
+        self.store = Store(rng=rng, dead_for_s=plain.DEAD_S, commit_within_s=plain.COMMIT_WITHIN_S)
         for wid in WIDS:
             self._hello(wid)
 
@@ -107,7 +109,7 @@ class StoreComparedWithModel(RuleBasedStateMachine):
         assert self._push([again], "") == self.model.push([again])
 
     def _push(self, pushed, by):
-        return [_name(answer) for answer in push([_payload(spec, by) for spec in pushed], **USING)]
+        return [_name(answer) for answer in push(self.store, [_payload(spec, by) for spec in pushed])]
 
     def _named(self, spec, pick):
         self.made += 1
@@ -122,7 +124,7 @@ class StoreComparedWithModel(RuleBasedStateMachine):
     @rule(order=orders, most=st.integers(1, 3), wid=st.sampled_from(SENDERS), count=st.integers(1, 3))
     def fetch(self, order, most, wid, count):
         """Compare the claimed jobs and their order (W13)."""
-        [found] = fetch([FetchRequest(queues=tuple(order[:most]), wid=wid, count=count)], **USING)
+        [found] = fetch(self.store, [FetchRequest(queues=tuple(order[:most]), wid=wid, count=count)])
         assert [job.jid for job in found] == self.model.fetch(order[:most], wid, count)
 
     @precondition(lambda self: self._working())
@@ -131,14 +133,14 @@ class StoreComparedWithModel(RuleBasedStateMachine):
         """Acknowledge a running job, as its holder or as another sender (W16)."""
         jid, wid, attempt = self._report(pick, sender)
         ends = [Ack(jid=jid, wid=wid, attempt=attempt)] * (1 + twice)
-        assert ack(ends, **USING) == [self.model.ack(jid, wid, attempt) for _ in ends]
+        assert ack(self.store, ends) == [self.model.ack(jid, wid, attempt) for _ in ends]
 
     @rule(pick=picks)
     def ack_a_job_that_does_not_run(self, pick):
         """Acknowledge an ended or unknown job: no job changes, and the report is counted."""
         idle = sorted(jid for jid, job in self.model.jobs.items() if job.state != "working")
         jid = ["job-unknown", *idle][pick % (1 + len(idle))]
-        assert ack([Ack(jid=jid, wid="w1")], **USING) == [self.model.ack(jid, "w1", None)]
+        assert ack(self.store, [Ack(jid=jid, wid="w1")]) == [self.model.ack(jid, "w1", None)]
 
     @precondition(lambda self: self._working())
     @rule(pick=picks, sender=senders, verdict=st.sampled_from(["", "", "kill", "discard", "later"]), has_wish=flags)
@@ -147,13 +149,13 @@ class StoreComparedWithModel(RuleBasedStateMachine):
         jid, wid, attempt = self._report(pick, sender)
         wish = plain.RETRY_S if has_wish or verdict == "later" else None
         report = failure(jid=jid, wid=wid, attempt=attempt, verdict=verdict, retry_in_s=wish)
-        [answer] = failures.fail([report], dead_for_s=plain.DEAD_S, rng=self.rng, **USING)
+        [answer] = failures.fail(self.store, [report])
         expected = self.model.fail(jid, wid, attempt, verdict, has_wish=has_wish)
         assert (answer if isinstance(answer, bool) else _name(answer)) == expected
 
     @rule(pick=picks)
     def fail_an_unknown_job(self, pick):
-        [answer] = failures.fail([failure(jid=f"unknown-{pick}")], **USING)
+        [answer] = failures.fail(self.store, [failure(jid=f"unknown-{pick}")])
         assert _name(answer) == "JobNotFound"
 
     @precondition(lambda self: self._working())
@@ -166,7 +168,7 @@ class StoreComparedWithModel(RuleBasedStateMachine):
             jid=row.jid, queue=row.queue, text="", wid=row.wid, attempt=row.attempt, lock_key=row.lock_key,
             lock_token=row.lock_token, permits=row.permits,
         )  # fmt: skip
-        assert releases.release([reservation], **USING) == 1
+        assert releases.release(self.store, [reservation]) == 1
         self.model.give_back([row.jid])
 
     @precondition(lambda self: self._working())
@@ -179,7 +181,7 @@ class StoreComparedWithModel(RuleBasedStateMachine):
         if self.model.jobs[jid].needs_more:
             count = 0
         requests = [FetchRequest(queues=tuple(order), wid=wid, count=count)] if count else []
-        done = exchange([_payload(spec, "")], [Ack(jid=jid, wid=by, attempt=attempt)], requests, **USING)
+        done = exchange(self.store, [_payload(spec, "")], [Ack(jid=jid, wid=by, attempt=attempt)], requests)
         assert done.acked == [self.model.ack(jid, by, attempt)]
         assert [_name(answer) for answer in done.pushed] == self.model.push([spec])
         expected = [self.model.fetch(order, wid, count)] if count else []
@@ -189,13 +191,13 @@ class StoreComparedWithModel(RuleBasedStateMachine):
     def worker_dies(self, wid):
         """Reclaim the jobs of a lost worker (W20)."""
         held = len(self.model.held_by(wid))
-        assert failures.reclaim_lost([wid], dead_for_s=plain.DEAD_S, **USING) == held
+        assert failures.reclaim_lost(self.store, [wid]) == held
         self.model.reclaim_lost(wid)
 
     @rule(wid=st.sampled_from(WIDS))
     def unregister(self, wid):
         held = self.model.held_by(wid)
-        assert workers.unregister([wid], **USING) == len(held)
+        workers.unregister(self.store, [wid])
         self.model.interrupt(held)
         self.model.known.discard(wid)
         self.model.quiet.discard(wid)
@@ -208,7 +210,7 @@ class StoreComparedWithModel(RuleBasedStateMachine):
             Interruption(jid=jid, wid=wid, attempt=job.attempt, queue=job.spec.queue, message="stopped")
             for jid, job in zip(held, jobs, strict=True)
         ]
-        assert failures.interrupt(interruptions, **USING) == [True] * len(held)
+        assert failures.interrupt(self.store, interruptions) == [True] * len(held)
         self.model.interrupt(held)
 
     @rule(wid=st.sampled_from(WIDS))
@@ -216,13 +218,13 @@ class StoreComparedWithModel(RuleBasedStateMachine):
         self._hello(wid)
 
     def _hello(self, wid):
-        workers.register([WorkerIdentity(wid=wid)], **USING)
+        workers.register(self.store, [WorkerIdentity(wid=wid)])
         self.model.known.add(wid)
 
     @rule(wid=st.sampled_from(WIDS))
     def beat(self, wid):
         """Send BEAT, which also extends the locks of the worker's jobs (W21)."""
-        [answer] = workers.beat([Beat(wid=wid)], **USING)
+        [answer] = workers.beat(self.store, [Beat(wid=wid)])
         assert (answer if isinstance(answer, str) else _name(answer)) == self.model.beat(wid)
 
     @precondition(lambda self: self.model.known)
@@ -249,9 +251,9 @@ class StoreComparedWithModel(RuleBasedStateMachine):
     def pause_or_resume(self, queue):
         """Pause a queue, or resume it if it is paused (W24)."""
         if queue in self.model.paused:
-            queues.resume([queue], **USING)
+            queues.resume(self.store, [queue])
         else:
-            queues.pause([queue], **USING)
+            queues.pause(self.store, [queue])
         self.model.paused ^= {queue}
 
     # --- batches ---
@@ -265,7 +267,7 @@ class StoreComparedWithModel(RuleBasedStateMachine):
         callbacks = [_payload(Spec(jid), "") if jid else None for jid in jids]
         new = NewBatch(parent_bid=parent, complete=callbacks[0], success=callbacks[1])
         try:
-            bid, answer = batches.new(new, caller_wid=by, commit_within_s=plain.COMMIT_WITHIN_S, **USING), ""
+            bid, answer = batches.new(self.store, new, caller_wid=by), ""
         except FaktoryError as error:
             bid, answer = "refused", _name(error)
         assert answer == self.model.new(bid, parent=parent, complete=jids[0], success=jids[1], by=by)
@@ -276,7 +278,7 @@ class StoreComparedWithModel(RuleBasedStateMachine):
         """Commit a batch; a second COMMIT changes nothing (B8)."""
         bid = self._bid(pick)
         try:
-            batches.commit(bid, **USING)
+            batches.commit(self.store, bid)
             answer = ""
         except BatchClosed as error:
             answer = _name(error)
@@ -288,7 +290,7 @@ class StoreComparedWithModel(RuleBasedStateMachine):
         """Open a batch again, or compare the refusal (B9)."""
         bid = self._bid(pick)
         try:
-            opened = batches.reopen(bid, caller_wid=by, commit_within_s=plain.COMMIT_WITHIN_S, **USING)
+            opened = batches.reopen(self.store, bid, caller_wid=by)
             answer = "" if opened == bid else "another"
         except FaktoryError as error:
             answer = _name(error)
@@ -302,12 +304,12 @@ class StoreComparedWithModel(RuleBasedStateMachine):
         self._move_on(timedelta(seconds=seconds))
         self.model.now += seconds
         locks.mark_expired(**USING)
-        failures.reap(dead_for_s=plain.DEAD_S, rng=self.rng, **USING)
-        due.enqueue_due(**USING)
-        due.expire(**USING)
-        batches.expire(**USING)
-        due.purge(**USING)
-        batches.purge(kept_for_s=plain.BATCH_KEPT_S, **USING)
+        failures.reap(self.store)
+        due.enqueue_due(self.store)
+        due.expire(self.store)
+        batches.expire(self.store)
+        due.purge(self.store)
+        batches.purge(self.store, kept_for_s=plain.BATCH_KEPT_S)
         self.model.upkeep()
         self.sweeps_find_nothing_to_repair()
 
@@ -318,10 +320,10 @@ class StoreComparedWithModel(RuleBasedStateMachine):
     def crash_before_the_commit(self, pushed, order, wid, pick):
         """Check that a transaction that is rolled back has no effect."""
         with transaction.atomic():
-            push([_payload(self._named(spec, pick), wid) for spec in pushed], **USING)
-            fetch([FetchRequest(queues=tuple(order), wid=wid, count=3)], **USING)
+            push(self.store, [_payload(self._named(spec, pick), wid) for spec in pushed])
+            fetch(self.store, [FetchRequest(queues=tuple(order), wid=wid, count=3)])
             if self._working():
-                ack([Ack(jid=self._running(pick).spec.jid)], **USING)
+                ack(self.store, [Ack(jid=self._running(pick).spec.jid)])
             transaction.set_rollback(True)
 
     def _move_on(self, delta):
@@ -372,7 +374,7 @@ class StoreComparedWithModel(RuleBasedStateMachine):
 
     def sweeps_find_nothing_to_repair(self):
         """Check that sweeps find no work: they repair crashes between two commits, and none happens here."""
-        assert not batches.sweep(**USING)
+        assert not batches.sweep(self.store)
         assert not locks.sweep(**USING).repaired
         assert not limiters.sweep(**USING)
 

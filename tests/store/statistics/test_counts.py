@@ -11,6 +11,7 @@ from django.utils import timezone
 from django_faktory.models import Batch, Counter, Job, Queue
 from django_faktory.store import queues
 from django_faktory.store.statistics import counts as statistics
+from django_faktory.store.store import Store
 from tests.factories import JobFactory, QueueFactory, WorkerFactory
 
 pytestmark = pytest.mark.django_db(transaction=True)
@@ -139,7 +140,7 @@ def test_latencies_of_a_thousand_queues_are_read_in_one_statement():
     JobFactory(queue="q8", blocked=True, enqueued_at=now - timedelta(minutes=10))
     names = [f"q{number}" for number in range(1000)]
     with CaptureQueriesContext(connection) as caught:
-        found = queues.latency(names, using=USING)
+        found = queues.latency(Store(USING), names)
     assert len(reading(caught)) == 1
     assert list(found) == names
     assert {name: round(age, -1) for name, age in found.items() if age} == {"q7": 3600, "q8": 600}

@@ -10,6 +10,7 @@ from django_faktory.core.lifecycle import FINISHED
 from django_faktory.models import Job
 from django_faktory.store.maintenance import due
 from django_faktory.store.statistics import counts
+from django_faktory.store.store import Store
 from django_faktory.store.transactions import run
 from tests.factories import T0, JobFactory
 
@@ -42,7 +43,7 @@ def backlog():
 
 @on_postgresql
 def test_counting_the_sets_uses_indexes_despite_a_large_backlog(backlog):
-    explanation = plans(lambda: counts.snapshot(using=USING))
+    explanation = plans(lambda: counts.snapshot(Store(USING)))
     assert explanation.count("Seq Scan on django_faktory_job ") <= 1  # for the queues: all stored jobs are waiting
     assert all(index in explanation for index in ("faktory_due", "faktory_reserved"))
     assert "faktory_purge" in explanation or "faktory_failed" in explanation  # either index finds the dead jobs
@@ -51,7 +52,7 @@ def test_counting_the_sets_uses_indexes_despite_a_large_backlog(backlog):
 def test_a_purge_deletes_the_oldest_jobs_up_to_its_limit():
     rows = [JobFactory.build(dead=True, purge_at=T0 - timedelta(hours=age)) for age in range(7)]
     Job.objects.bulk_create(rows)
-    assert due.purge(using=USING, now=T0, limit=4) == 4
+    assert due.purge(Store(USING, now=T0), limit=4) == 4
     assert set(Job.objects.values_list("jid", flat=True)) == {row.jid for row in rows[:3]}
 
 
@@ -60,12 +61,12 @@ def test_a_purge_is_two_statements_in_one_transaction(django_assert_max_num_quer
     Job.objects.bulk_create(JobFactory.build_batch(20, dead=True, purge_at=T0 - timedelta(seconds=5)))
     run(USING, lambda _: None)  # resets the lock timeout that an earlier test may have left in this session
     with django_assert_max_num_queries(4 + more):
-        assert due.purge(using=USING, now=T0) == 20
+        assert due.purge(Store(USING, now=T0)) == 20
 
 
 @on_postgresql
 def test_a_purge_finds_its_jobs_by_index_without_a_table_scan(backlog):
     Job.objects.bulk_create(JobFactory.build_batch(20, dead=True, purge_at=T0 - timedelta(seconds=5)))
-    explanation = plans(lambda: due.purge(using=USING, now=T0))
+    explanation = plans(lambda: due.purge(Store(USING, now=T0)))
     assert "faktory_purge" in explanation
     assert "Seq Scan on django_faktory_job" not in explanation

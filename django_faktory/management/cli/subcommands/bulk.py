@@ -13,6 +13,7 @@ from ....operations import bulk
 from ....operations.bulk import Run, Verb
 from ....store.batches import batches
 from ....store.maintenance import due
+from ....store.store import Store
 from ..screen import quantity, span
 from ..subcommand import INTERRUPTED, NOTHING, OK, YES, Argument, Invocation, Unsupported, flag, subcommand, whole
 
@@ -112,7 +113,7 @@ def _prune_expired(call: Invocation) -> int:
         raise Unsupported("prune: --dry-run and --limit go with a query, such as: prune succeeded older:1h")
     deleted = 0
     # Each call deletes a bounded number of rows.
-    while count := due.purge(using=alias) + batches.purge(using=alias):
+    while count := due.purge(Store(alias)) + batches.purge(Store(alias)):
         deleted += count
     _print_result(call, Query(), deleted, total=deleted)
     return OK if deleted else NOTHING

@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from ....store.statistics import counts
+from ....store.store import Store
 from ..screen import quantity
 from ..subcommand import INTERRUPTED, NOTHING, OK, PARTLY, YES, Argument, Invocation, Unsupported, flag, subcommand
 from ..table import Column
@@ -50,7 +51,7 @@ def _export(call: Invocation) -> int:
         if not call.options["while_connected"]:
             redis.refuse_other_clients()
             # A worker could run a job here while it is written there.
-            if workers := counts.snapshot(using=alias)["workers"]:
+            if workers := counts.snapshot(Store(alias))["workers"]:
                 raise Unsupported(f"{call.name}: {quantity(workers, 'worker')} connected here: stop them first")
         return _run_transfer(
             call, Export(redis, alias, layout=call.options["layout"] or "", is_dry=call.options["dry_run"])
