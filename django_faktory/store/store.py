@@ -24,7 +24,7 @@ from .dialects.values import EndedRun
 from .jobs.unanswered_claims import ClaimNumbers
 from .transactions import after_commit
 
-LOCK_LEASE_S = 35.0
+_RNG = Random()
 
 
 class Store:
@@ -38,11 +38,11 @@ class Store:
         alias: str = "default",
         *,
         now: datetime | None = None,
-        rng: Random | None = None,
+        rng: Random = _RNG,
         dead_for_s: int = DEAD_FOR_S,
         max_interruptions: int | None = None,
         worker_timeout_s: float = 60.0,
-        lock_lease_s: float = LOCK_LEASE_S,
+        lock_lease_s: float = 35.0,
         delivery_lease_s: float = DELIVERY_LEASE_S,
         commit_within_s: float = 1800.0,
         announce: Callable[[str, Collection[str]], None] = notifier.announce,
@@ -50,7 +50,7 @@ class Store:
     ) -> None:
         self.alias = alias
         self.clock: Callable[[], datetime | None] = lambda: now
-        self.rng = rng or Random()
+        self.rng = rng
         self.dead_for_s = dead_for_s
         self.max_interruptions = max_interruptions
         self.worker_timeout_s = worker_timeout_s

@@ -6,6 +6,7 @@ Jobs of a batch, and jobs with keys on SQLite and MariaDB, go through `unique_pu
 from __future__ import annotations
 
 from collections.abc import Sequence
+from functools import partial
 from operator import attrgetter
 
 from django.db.backends.base.base import BaseDatabaseWrapper
@@ -37,12 +38,8 @@ def push(store: Store, jobs: Sequence[JobPayload], *, chunk_size: int = CHUNK) -
     """
     if not jobs:
         return []
-    return run_each(
-        store.alias,
-        lambda part: _push_set(store, part, chunk_size=chunk_size),
-        jobs,
-        lambda _, error: error,
-    )
+    push_part = partial(_push_set, store, chunk_size=chunk_size)
+    return run_each(store.alias, push_part, jobs, lambda _, error: error)
 
 
 def _push_set(store: Store, jobs: Sequence[JobPayload], *, chunk_size: int) -> Sequence[FaktoryError | None]:
@@ -86,12 +83,8 @@ def _push_set(store: Store, jobs: Sequence[JobPayload], *, chunk_size: int) -> S
 
 def _push_with_lookups(store: Store, jobs: Sequence[JobPayload], *, chunk_size: int) -> Sequence[FaktoryError | None]:
     ordered = order_jobs(jobs)
-    refusals = run(
-        store.alias,
-        lambda connection: unique_push.push(connection, ordered, store.clock(), chunk_size=chunk_size),
-        atomic=False,
-        writes=True,
-    )
+    push_ordered = partial(unique_push.push, jobs=ordered, now=store.clock(), chunk_size=chunk_size)
+    refusals = run(store.alias, push_ordered, atomic=False, writes=True)
     return [refusals.get(job.jid) for job in jobs]
 
 

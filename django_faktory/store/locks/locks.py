@@ -33,7 +33,6 @@ from ..transactions import after_commit, read, retry_skipped, run, select
 logger = get_logger(__name__)
 
 CHUNK = 500
-LEASE_S = 35.0
 HANDOFF_GRACE_S = 0.25
 """Seconds within which a live process hands the key of an ended job to the next job."""
 
