@@ -10,7 +10,7 @@ from django_faktory.core.limits import Allowance
 from django_faktory.core.payloads import NewBatch, rfc3339
 from django_faktory.models import Job
 from django_faktory.store.batches import batches
-from django_faktory.store.jobs import pushes as store
+from django_faktory.store.jobs import pushes
 from django_faktory.store.limits import definitions
 from django_faktory.store.store import Store
 from tests.factories import JobFactory, payload
@@ -55,7 +55,7 @@ def test_other_clients_proceed_while_pushes_wait_for_an_open_transaction(connect
     JobFactory(working=True, unique_key="0" * 64, queue="other")
     producers, others, consumer = [connect() for _ in range(3)], [connect() for _ in range(3)], connect(**worker())
     with transaction.atomic():
-        assert store.push([payload(args=[1], jobtype="t", custom=custom)], using="default") == [None]
+        assert pushes.push(Store(), [payload(args=[1], jobtype="t", custom=custom)]) == [None]
         for number, producer in enumerate(producers):
             producer.send(push(jid=f"number-{number:04}", jobtype="t", args=[1], custom=custom))
         for number, other in enumerate(others):

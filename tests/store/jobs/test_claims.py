@@ -211,7 +211,7 @@ def test_a_set_is_claimed_acked_or_pushed_by_one_statement_on_postgresql():
 
     def statements(verb, *args):
         with CaptureQueriesContext(connection) as queries:
-            found = verb(*args, using=USING)
+            found = verb(Store(USING), *args)
         # a connection from a pool, used before, may prepare its statement now
         return found, sum("PREPARE" not in one["sql"] for one in queries)
 

@@ -144,7 +144,7 @@ def test_a_running_job_past_its_expiry_expires_only_when_it_waits_again():
 @pytest.mark.skipif(connection.features.supports_partial_indexes, reason="the index has no finished jobs")
 def test_expiries_of_finished_jobs_are_cleared_a_bounded_number_at_a_time():
     expiring(10, succeeded=True)
-    due._clear_expiries(USING, T0, chunk_size=3, max_chunks=2)
+    due._clear_expiries(Store(USING, now=T0), chunk_size=3, max_chunks=2)
     assert Job.objects.filter(expires_at__isnull=False).count() == 4
     due.expire(Store(USING, now=T0))
     assert not Job.objects.filter(expires_at__isnull=False).exists()
