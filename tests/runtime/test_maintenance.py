@@ -19,6 +19,7 @@ from django_faktory.runtime.maintenance import Maintenance
 from django_faktory.store import workers
 from django_faktory.store.jobs import pushes
 from django_faktory.store.maintenance import due as due_work
+from django_faktory.store.notifier import publisher
 from django_faktory.store.notifier.base import ANY_QUEUE
 from django_faktory.store.store import Store
 from tests.factories import JobFactory, WorkerFactory, payload
@@ -262,7 +263,7 @@ def test_two_concurrent_nodes_enqueue_each_due_job_once(start_maintenance):
 def test_a_failing_step_stops_neither_the_loop_nor_the_other_steps(start_maintenance, monkeypatch, error, caplog):
     failed = threading.Event()
 
-    def broken(**_):
+    def broken(*_, **__):
         failed.set()
         raise error
 
@@ -326,7 +327,7 @@ def test_overdue_work_found_by_a_look_is_handled_in_the_same_round():
 
 def test_jobs_requeued_from_lost_workers_are_announced(monkeypatch):
     announced, queues = [], []
-    monkeypatch.setattr(maintenance.notifier, "announce", lambda alias, names: announced.append(set(names)))
+    monkeypatch.setattr(publisher, "_local_receivers", [lambda names: announced.append(set(names))])
     WorkerFactory(wid="silent", beat_at=ago(seconds=61))
     JobFactory(working=True, wid="silent", reserved_until=timezone.now() + timedelta(hours=1))
     Maintenance("default", on_work=queues.append).run_once()
