@@ -29,12 +29,12 @@ class Turns:
     """One connection that executes turns of the same size, one after the other."""
 
     def __init__(self, connection, size, loop):
-        from django_faktory.store.dialects.postgresql.loop_connection import LoopConnection
+        from django_faktory.store.dialects.postgresql.loop_connection import PostgresqlLoopConnection
 
         self.size, self.claimed, self.done = size, [], 0
         connection.ensure_connection()
         self.backend = connection.connection.info.backend_pid
-        self.connection = LoopConnection.take(connection)
+        self.connection = PostgresqlLoopConnection.take(connection)
         self.connection.start(loop)
 
     def calls(self):

@@ -21,7 +21,7 @@ from django_faktory.runtime import db_watchdog
 from django_faktory.server.group_commit import CommitQueue
 from django_faktory.store import transactions
 from django_faktory.store.dialects.postgresql import pipeline
-from django_faktory.store.dialects.postgresql.loop_connection import LoopConnection
+from django_faktory.store.dialects.postgresql.loop_connection import PostgresqlLoopConnection
 from django_faktory.store.dialects.postgresql.prepared import Command
 from tests.bouncer import needs_session
 from tests.factories import JobFactory
@@ -229,13 +229,13 @@ def test_database_timeout_applies_to_commands_on_the_event_loop(serve, broker, g
 
 
 def test_a_request_larger_than_the_socket_buffer_is_sent_in_parts(client, given, monkeypatch):
-    sendings, real = [], LoopConnection._on_writable
+    sendings, real = [], PostgresqlLoopConnection._on_writable
 
     def spy(loop_connection):
         sendings.append(loop_connection)
         real(loop_connection)
 
-    monkeypatch.setattr(LoopConnection, "_on_writable", spy)
+    monkeypatch.setattr(PostgresqlLoopConnection, "_on_writable", spy)
     for raw in raw_connections(client.server):
         with socket.socket(fileno=os.dup(raw.fileno())) as copy:
             copy.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, 4096)

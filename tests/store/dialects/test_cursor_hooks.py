@@ -7,7 +7,7 @@ from django.db.utils import load_backend
 from django_faktory.checks import settings
 from django_faktory.store.dialects import cursor_hooks
 from django_faktory.store.dialects.postgresql import pipeline
-from django_faktory.store.dialects.postgresql.loop_connection import LoopConnection
+from django_faktory.store.dialects.postgresql.loop_connection import PostgresqlLoopConnection
 from django_faktory.store.dialects.postgresql.prepared import (
     USES_BEFORE,
     Command,
@@ -66,7 +66,7 @@ def test_each_statement_sees_the_session_state_set_by_the_cursor_hook(with_backe
     for number in range(USES):
         rows.tenant = f"tenant-{number}"
         assert execute_on(rows, [(asks, ["a"]), (asks, ["b"])]) == [[(rows.tenant, "a")], [(rows.tenant, "b")]]
-        assert LoopConnection.take(rows) is None
+        assert PostgresqlLoopConnection.take(rows) is None
         assert execute_and_commit(rows, [(asks, ["a"])]) is None
 
 

@@ -11,7 +11,7 @@ import uvloop
 from django.db import DataError, OperationalError, ProgrammingError, connection
 
 from django_faktory.store.dialects.postgresql import pipeline
-from django_faktory.store.dialects.postgresql.loop_connection import LoopConnection
+from django_faktory.store.dialects.postgresql.loop_connection import PostgresqlLoopConnection
 from django_faktory.store.dialects.postgresql.prepared import Command
 from tests.bouncer import needs_session
 
@@ -35,7 +35,7 @@ def loop(request):
 def taken(loop):
     own = connection.copy()
     own.ensure_connection()
-    taken = LoopConnection.take(own)
+    taken = PostgresqlLoopConnection.take(own)
     taken.start(loop)
     yield taken
     taken.close()
@@ -121,7 +121,7 @@ def test_a_reset_after_a_partial_answer_is_reported_at_once(loop):
     """libuv reports a reset once, and never again: the part read before it must not count as the whole answer."""
     own = connection.copy()
     own.ensure_connection()
-    taken = LoopConnection(own)
+    taken = PostgresqlLoopConnection(own)
     near, far = connected()
     os.dup2(near.fileno(), own.connection.pgconn.socket)
     taken._read_anyway_s = 600

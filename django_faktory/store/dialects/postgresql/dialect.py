@@ -25,7 +25,7 @@ from .failures import READ, lock_failed_calls, save_calls
 from .jobs import ADD_TO_COUNTERS, MARK_SUCCEEDED, NOT_HELD, claim_calls, end_call, read_ends
 from .lock_handoff import LockHandoff
 from .locks import READY
-from .loop_connection import LoopConnection
+from .loop_connection import PostgresqlLoopConnection
 from .pipeline import Rows, has_psycopg3
 from .pooler import is_pooled
 from .prepared import Call, can_join, execute_and_commit, execute_on, keeps_session
@@ -124,8 +124,8 @@ class PostgresqlDialect(Dialect):
     def can_use_loop(self, connection: BaseDatabaseWrapper) -> bool:
         return has_psycopg3() and not has_own_cursor(connection)
 
-    def take_for_loop(self, connection: BaseDatabaseWrapper) -> LoopConnection | None:
-        return LoopConnection.take(connection)
+    def take_for_loop(self, connection: BaseDatabaseWrapper) -> PostgresqlLoopConnection | None:
+        return PostgresqlLoopConnection.take(connection)
 
     def build_exchange(
         self,

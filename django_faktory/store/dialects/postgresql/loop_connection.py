@@ -22,7 +22,7 @@ READ_ANYWAY_S = 1.0
 the queue and all clients."""
 
 
-class LoopConnection:
+class PostgresqlLoopConnection:
     """The `core.loop_connection.LoopConnection` of PostgreSQL."""
 
     def __init__(self, connection: BaseDatabaseWrapper, *, read_anyway_s: float = READ_ANYWAY_S) -> None:
@@ -41,7 +41,7 @@ class LoopConnection:
         self._timer: Any = None
 
     @classmethod
-    def take(cls, connection: BaseDatabaseWrapper) -> LoopConnection | None:
+    def take(cls, connection: BaseDatabaseWrapper) -> PostgresqlLoopConnection | None:
         """Take over the connection of the calling thread. None if its statements must go through the driver."""
         raw = connection.connection
         if raw is None or raw.closed or connection.in_atomic_block or not connection.autocommit:
