@@ -10,8 +10,6 @@ import statistics
 import sys
 import time
 
-from django_faktory.store.store import Store
-
 LIMIT_MS = 100
 TIMES = 15
 NEEDED = {"BENCH_NAME": "faktory_bench_queues", "DJANGO_SETTINGS_MODULE": "benchmarks.page_settings"}
@@ -24,6 +22,7 @@ def fill(queues):
     from django_faktory.core.payloads import new_job
     from django_faktory.models import Queue
     from django_faktory.store.jobs import pushes
+    from django_faktory.store.store import Store
 
     names = [f"queue-{number:06}" for number in range(queues)]
     Queue.objects.bulk_create([Queue(name=name) for name in names], batch_size=1000)

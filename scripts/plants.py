@@ -212,8 +212,8 @@ PLANTS = (
     Plant(
         "the lock of a client's job expires before its BEAT is due",
         f"{STORE}/jobs/claims.py",
-        "            lock_s, at_most_s = max(lock_s, self.worker_timeout_s), self.delivery_s",
-        "            at_most_s = self.delivery_s",
+        "            lock_lease_s = max(store.lock_lease_s, store.worker_timeout_s)\n",
+        "            lock_lease_s = store.lock_lease_s\n",
         ("tests/store/jobs/test_leases.py", "-k", "the_lock_lease_of_a_client_job_equals_the_worker_timeout"),
     ),
     Plant(
@@ -227,8 +227,8 @@ PLANTS = (
     Plant(
         "a worker that stops reports unfinished jobs as failed",
         "django_faktory/brokers/orm.py",
-        "        answers = failures.interrupt(\n            interruptions,",
-        "        return super().interrupt(interruptions)\n        answers = failures.interrupt(\n            interruptions,",
+        "    interrupt = failures.interrupt\n",
+        "    interrupt = Broker.interrupt\n",
         ("tests/worker/test_worker.py", "-k", "a_job_past_the_shutdown_timeout_is_requeued_without_a_failure"),
     ),
     Plant(
@@ -275,12 +275,12 @@ PLANTS = (
     Plant(
         "permits are given back twice when a lock is lost, seen from the outside",
         f"{STORE}/jobs/acquire.py",
-        "    tokens, acquired = limiters.run_with_limiters(verb, using=using)\n",
-        "    tokens, acquired = limiters.run_with_limiters(verb, using=using)\n"
+        "    tokens, acquired = limiters.run_with_limiters(store, verb)\n",
+        "    tokens, acquired = limiters.run_with_limiters(store, verb)\n"
         "    if len(tokens) < len(keyed):\n"
         "        from ..transactions import run\n\n"
-        '        held = Job.objects.using(using).filter(state="working", permits__gt="").values_list("permits", flat=True)\n'
-        "        run(using, lambda connection: limiters.release(connection, list(held[:1])))\n",
+        '        held = store.jobs.filter(state="working", permits__gt="").values_list("permits", flat=True)\n'
+        "        run(store.alias, lambda connection: limiters.release(connection, list(held[:1])))\n",
         (OUTSIDE, "-k", "a_limit_is_enforced_while_locks_reject_jobs"),
         "postgresql",
     ),

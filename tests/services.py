@@ -234,6 +234,8 @@ def axe_core():
 
 DATABASES = {"sqlite": sqlite, "postgresql": postgresql, "mariadb": mariadb}
 OTHERS = (redis, redis_program, node_client, chromium, axe_core)
+OPTIONAL = (go_client, ruby_client, pgbouncer)
+"""Services without which their tests are skipped, even if CI=true."""
 
 
 def _line(error):
