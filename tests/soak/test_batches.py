@@ -58,7 +58,7 @@ class Upkeep(Turning):
     """Run the server's periodic maintenance, and requeue dead jobs as an operator would."""
 
     def turn(self):
-        insist(due.enqueue_due, using="default")
+        insist(due.enqueue_due, Store())
         dead = Job.objects.filter(state="dead").values_list("pk", flat=True)
         insist(by_ids.requeue, list(dead), using="default")
         self.over.wait(0.02)
