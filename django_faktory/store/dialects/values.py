@@ -150,6 +150,11 @@ class AckResult(NamedTuple):
     handed: Collection[str] = ()
     """Jids of jobs that became ready, and that the same exchange has claimed with their lock."""
 
+    @property
+    def has_waiters(self) -> bool:
+        """Whether jobs of other runs became ready, or have to be looked at after the commit."""
+        return bool(self.readied or self.blocked or self.limiters)
+
 
 class HandoffResult(NamedTuple):
     """Result of `hand_off_lock`: the ended job, and the claimed one with its lock."""

@@ -28,8 +28,11 @@ from .pushes import CHUNK
 logger = get_logger(__name__)
 
 
-def make_waiters_ready(connection: BaseDatabaseWrapper, ending: AckResult) -> None:
+def make_waiters_ready(store: Store, ending: AckResult) -> None:
     """Notify the queues in which an end made jobs ready, and look after the commit at what it could not make ready."""
+    if not ending.has_waiters:
+        return  # on the event loop, `store.connection` would be a new wrapper
+    connection = store.connection
     locks.notify_ready(connection, set(ending.readied))
     locks.promote_waiters_later(connection, ending.blocked)
     limiters.promote_waiters_later(connection, ending.limiters)
@@ -104,7 +107,7 @@ def _ack_chunk(store: Store, acks: Sequence[Ack]) -> list[FaktoryError | bool]:
     if not storable:
         return [False] * len(acks)
     ending = run(store.alias, lambda _: end(store, storable), atomic=not store.dialect.one_statement)
-    make_waiters_ready(store.connection, ending)
+    make_waiters_ready(store, ending)
     results = conclude(store, ending, storable, store.record_ended)
     if len(storable) == len(acks):
         return results
@@ -126,7 +129,7 @@ def ack_last(store: Store, report: Ack, job: Reservation) -> bool:
     if job.is_batchless and len(connection.atomic_blocks) == 1 and connection.commit_on_exit:
         ending = store.dialect.end_last(connection, report, store.clock())
         if ending is not None:
-            make_waiters_ready(connection, ending)
+            make_waiters_ready(store, ending)
             store.record_ended(ending.ended.values())
             return True
     return ack(store, [report]) == [True]

@@ -51,14 +51,13 @@ async def exchange(connection: LoopConnection, work: Exchange, in_thread: InThre
         if not plan.slots and work.wants_jobs():
             return None  # the plan depends on the number of waiting jobs, which is another query
     jobs = order_jobs(work.jobs) if work.jobs else []
-    calls, convert = work.dialect.build_exchange(connection.connection, jobs, work.acks, plan, work.store.clock())
+    calls, convert = work.store.dialect.build_exchange(connection.connection, jobs, work.acks, plan, work.store.clock())
     try:
         with transactions.limit_attempt(connection.connection):
             rows = await connection.execute(calls)
     except (Error, UnicodeEncodeError) as error:
-        if (
-            connection.is_usable()
-        ):  # the failed statement undid the whole exchange: the thread finds the command at fault
+        # The failed statement undid the whole exchange: the thread finds the command at fault.
+        if connection.is_usable():
             return None
         work.schedule_checks(plan)
         raise BrokerUnavailable(f"database unavailable: {first_line(error)}") from error

@@ -50,14 +50,13 @@ class Exchange:
     ) -> None:
         self.store, self.jobs, self.acks, self.record_ended = store, jobs, acks, record_ended
         self.context = ClaimContext.of(store, requests)
-        self.dialect = store.dialect
         self.requests = [drop_unstorable_queues(request) for request in requests] if requests else requests
 
     def is_one_transaction(self) -> bool:
         """Return True if the database can execute the exchange as one transaction."""
         if max(len(self.jobs), len(self.acks)) > CHUNK:
             return False
-        if self.jobs and may_wait(self.jobs, self.dialect):
+        if self.jobs and may_wait(self.jobs, self.store.dialect):
             return False
         return not self.acks or is_storable("".join([ack.jid for ack in self.acks]))
 
@@ -68,7 +67,7 @@ class Exchange:
         """
         if self.jobs or len(self.acks) != 1 or not self.requests:
             return False
-        return self.dialect.expects_lock_handoff(self.acks[0].jid) and self.wants_jobs()
+        return self.store.dialect.expects_lock_handoff(self.acks[0].jid) and self.wants_jobs()
 
     def wants_jobs(self) -> bool:
         """Return True if at least one request asks for a job."""
@@ -76,7 +75,9 @@ class Exchange:
 
     def plan(self, number: int) -> ClaimPlan:
         """Return the claim plan, marked with this claim number. If it has no slots, count the waiting jobs first."""
-        plan = (plan_per_request(self.requests) if self.dialect.claims_in_turn else None) or first_plan(self.requests)
+        plan = (plan_per_request(self.requests) if self.store.dialect.claims_in_turn else None) or first_plan(
+            self.requests
+        )
         # A plan without slots although a job is requested: `distribute` claims later, without prefetch.
         may_prefetch = plan.slots or not self.wants_jobs()
         prefetch_slots, candidate_wids = prefetch.find_slots(self.requests) if may_prefetch else ((), ())
@@ -96,7 +97,7 @@ class Exchange:
 
     def needs_no_query(self, plan: ClaimPlan, ending: AckResult, claimed: Sequence[Reservation]) -> bool:
         """Return True if `conclude` needs no further query, so that the event loop can call it."""
-        if ending.remaining or ending.readied or ending.blocked or ending.limiters:
+        if ending.remaining or ending.has_waiters:
             return False
         if not all(map(is_runnable, claimed)):
             return False
@@ -117,8 +118,7 @@ class Exchange:
         claims replacements for jobs that lose the race for a lock or permit.
         """
         context = self.context
-        if ending.readied or ending.blocked or ending.limiters:
-            make_waiters_ready(self.store.connection, ending)
+        make_waiters_ready(self.store, ending)
         acked: Sequence[FaktoryError | bool] = []
         if self.acks:
             acked = acknowledgements.conclude(self.store, ending, self.acks, self.record_ended)
@@ -165,7 +165,7 @@ def execute(work: Exchange) -> ExchangeReply:
                 store.alias,
                 lambda connection: _exchange(connection, work, plan),
                 # On PostgreSQL all statements are one message, which is a transaction by itself.
-                atomic=not work.dialect.can_join(store.connection),
+                atomic=not store.dialect.can_join(store.connection),
             )
         except InvalidPayload:  # nothing was changed: each verb alone finds the value that the database refuses
             if store.connection.in_atomic_block:
@@ -176,7 +176,7 @@ def execute(work: Exchange) -> ExchangeReply:
 
 
 def _exchange(connection: BaseDatabaseWrapper, work: Exchange, plan: ClaimPlan) -> tuple[AckResult, list[Reservation]]:
-    dialect, jobs, acks, now = work.dialect, order_jobs(work.jobs), work.acks, work.store.clock()
+    dialect, jobs, acks, now = work.store.dialect, order_jobs(work.jobs), work.acks, work.store.clock()
     if dialect.one_statement:
         return dialect.exchange(connection, jobs, acks, plan, now)
     # Ends come first, and lock the rows that the insert may replace as well: all rows in one order (ADR 0024).
@@ -222,7 +222,7 @@ def _hand_off_lock(work: Exchange) -> ExchangeReply | None:
         try:
             handoff = run(
                 store.alias,
-                lambda connection: work.dialect.hand_off_lock(connection, ack, plan, store.clock()),
+                lambda connection: store.dialect.hand_off_lock(connection, ack, plan, store.clock()),
                 atomic=False,
             )
         except InvalidPayload:  # the usual path answers for the result

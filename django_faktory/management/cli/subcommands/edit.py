@@ -29,9 +29,8 @@ def priority(text: str) -> int:
 @subcommand(
     "edit",
     "Change arguments, queue, priority or time of a job.",
-    Argument(
-        "jid", help="The job's id."
-    ),  # `dest`: Django takes an option named args as the positional arguments of the command.
+    Argument("jid", help="The job's id."),
+    # `dest`: Django takes an option named args as the positional arguments of the command.
     Argument("--args", dest="arguments", metavar="JSON", help="Its arguments: a JSON array."),
     Argument("--kwargs", metavar="JSON", help="Its keyword arguments: a JSON object."),
     Argument("--queue", metavar="NAME", help="Its queue."),

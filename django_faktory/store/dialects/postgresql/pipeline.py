@@ -120,9 +120,7 @@ def encode_calls(calls: Sequence[tuple[str, Sequence[Any]]]) -> list[EncodedCall
                 data.append(value.encode())
             elif value is None or type(value) is int:
                 data.append(None if value is None else b"%d" % value)
-            elif not value:
-                data.append(b"{}" if type(value) is list else str(value).encode())
-            elif type(value) is list and type(value[0]) is not int and _are_texts(value):
+            elif type(value) is list and value and type(value[0]) is not int and _are_texts(value):
                 is_binary = True
                 data.append(_encode_texts(value))
             else:
