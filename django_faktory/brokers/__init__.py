@@ -107,7 +107,8 @@ def configured_locket() -> Locket:
 def get_producer() -> Broker | Outbox:
     """Return the target of pushes: the broker, or an outbox in front of it.
 
-    An outbox is used if jobs are stored outside the databases of the project's transactions (ADR 0008).
+    Jobs of the same database join its open transaction (`store.transactions.run`). In a transaction of another database
+    that the setting OUTBOX names, a job becomes a row there (ADR 0008). Otherwise it is pushed at once.
     """
     aliases = conf.outbox()
     if not aliases:

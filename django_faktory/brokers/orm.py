@@ -48,8 +48,8 @@ from ..store.notifier.base import ANY_QUEUE
 from ..store.statistics import counts
 from ..store.store import Store
 from ..store.transactions import limited_lock_wait
+from .atomic_tasks import atomic
 from .base import Broker, Transaction
-from .transactions import atomic
 
 logger = get_logger(__name__)
 

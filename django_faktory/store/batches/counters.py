@@ -25,7 +25,7 @@ from ...models import Batch, Job, JobQuerySet
 from .. import notifier
 from ..dialects import clock_of
 from ..dialects.values import RunningJob
-from ..jobs import unique_push
+from ..jobs import keyed_push
 from ..transactions import after_commit
 from . import membership
 
@@ -204,12 +204,12 @@ def _fire(connection: BaseDatabaseWrapper, callback_kind: Kind, batch: Batch, no
     description["custom"] = jsontext.join(custom.items())
     job = parse_job(jsontext.join(description.items()))
     # In the transaction that counts the members, so that each callback is enqueued exactly once (ADR 0011).
-    unique_push.push(connection, [(0, job)], now, callback_of=batch.bid)
+    keyed_push.push(connection, [(0, job)], now, callback_of=batch.bid)
     # A push ignores a jid that is stored already, so check that the stored row is this callback.
     if not Job.objects.using(connection.alias).filter(jid=job.jid, callback_of=batch.bid).exists():
         description["jid"] = jsontext.encode(uuid4().hex)
         job = parse_job(jsontext.join(description.items()))
         logger.warning("the callback's jid is another job's, it gets a new one bid=%s jid=%s", batch.bid, job.jid)
-        unique_push.push(connection, [(0, job)], now, callback_of=batch.bid)
+        keyed_push.push(connection, [(0, job)], now, callback_of=batch.bid)
     after_commit(connection.alias, notifier.announce, connection.alias, {job.queue})
     return job.jid

@@ -206,8 +206,8 @@ class Dialect(ABC):
     def end(self, connection: BaseDatabaseWrapper, acks: Sequence[Ack], now: datetime | None) -> AckResult:
         """End the jobs whose holders sent these acks. Other acks are counted as late.
 
-        If several acks name one jid, the ack of the holder counts. Members of batches and holders of locks or permits
-        are returned unchanged, and one ack of each is not counted. Only for dialects of `one_statement`.
+        If several acks name one jid, the ack of the holder counts. Members of batches are returned unchanged, and one
+        ack of each is not counted. Only for dialects of `one_statement`.
         """
         raise NotImplementedError
 

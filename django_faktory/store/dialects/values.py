@@ -132,7 +132,7 @@ Ended = dict[str, EndedRun]
 class AckResult(NamedTuple):
     """Result of `end`: the ended jobs, and the jids in `remaining`, which it did not change.
 
-    Members of batches and holders of locks or permits are in `remaining`; `store.jobs.endings` ends them.
+    Members of batches are in `remaining`; `store.jobs.endings` ends them.
     """
 
     ended: Ended

@@ -1,8 +1,8 @@
 """Acquire the lock and the permits of claimed jobs, both in one transaction (ADR 0024).
 
-A job that is refused becomes blocked in the same transaction and keeps neither lock nor permits. With separate
-transactions, a sweep corrected a count that the next transaction then decremented again: a limit of three let four jobs
-run.
+On PostgreSQL only for what `faktory_acquire_1` could not give without waiting. A job that is refused becomes blocked in
+the same transaction and keeps neither lock nor permits. With separate transactions, a sweep corrected a count that the
+next transaction then decremented again: a limit of three let four jobs run.
 """
 
 from __future__ import annotations

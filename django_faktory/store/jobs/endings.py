@@ -1,6 +1,7 @@
 """End runs in one transaction: lock the rows, decide by `core.lifecycle`, then `write` all that follows once.
 
-Every end of a run passes here: success, failure, loss, interruption, release. The order of the writes is that of locks
+Failures, losses, interruptions, releases, and every success on SQLite and MariaDB. On PostgreSQL `faktory_end_1` and
+`faktory_hand_off_1` end jobs that succeed; only members of batches come here. The order of the writes is that of locks
 (ADR 0024): job rows, batches, lock rows, limiters, counters.
 """
 

@@ -176,10 +176,12 @@ def interrupt_workers(store: Store, wids: Sequence[str]) -> int:
 def reclaim_lost(store: Store, wids: Sequence[str], *, reason: str = "") -> int:
     """Reclaim the jobs of lost workers, unregister the workers, and return the number of jobs (W20).
 
-    The jobs return to their old places without using a retry; the third loss makes a job dead. `reason` is how the
-    workers died. The workers' rows are deleted last: after a crash the next call still finds them and continues. A
-    worker keeps its row while another transaction has one of its jobs locked, or if it has claimed jobs meanwhile; the
-    next call reclaims these jobs unless the worker has sent a BEAT.
+    Called for workers without a BEAT (`runtime.maintenance`) and for processes that the supervisor saw end
+    (`runtime.supervisor.lost_workers`). The jobs return to their old places without using a retry; the third loss makes
+    a job dead (`core.lifecycle.outcome_of_loss`), and its next run is alone in its process (`worker.suspects`).
+    `reason` is how the workers died. The workers' rows are deleted last: after a crash the next call still finds them
+    and continues. A worker keeps its row while another transaction has one of its jobs locked, or if it has claimed
+    jobs meanwhile; the next call reclaims these jobs unless the worker has sent a BEAT.
     """
     working = store.jobs.filter(state=State.WORKING, wid__in=wids)
     # Read once: a process that was suspended may resume now and claim the same jobs again, which are not lost then.

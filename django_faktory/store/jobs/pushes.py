@@ -1,6 +1,7 @@
-"""Store sets of jobs: `Dialect.insert` sends the INSERT. Rule: W10.
+"""Store sets of jobs. Rule: W10.
 
-Jobs of a batch, and jobs with keys on SQLite and MariaDB, go through `unique_push`.
+On PostgreSQL by `faktory_push_1`, on SQLite and MariaDB by the INSERT of `store.dialects.portable`, both called by
+`Dialect.insert`. Jobs of a batch, and jobs with keys on SQLite and MariaDB, go through `keyed_push`.
 """
 
 from __future__ import annotations
@@ -19,7 +20,7 @@ from ..dialects.values import ALL_STORED, PushResult
 from ..locks import locks
 from ..store import Store
 from ..transactions import run, run_each
-from . import unique_push
+from . import keyed_push
 
 _has_new_jid = attrgetter("has_new_jid")
 
@@ -83,7 +84,7 @@ def _push_set(store: Store, jobs: Sequence[JobPayload], *, chunk_size: int) -> S
 
 def _push_with_lookups(store: Store, jobs: Sequence[JobPayload], *, chunk_size: int) -> Sequence[FaktoryError | None]:
     ordered = order_jobs(jobs)
-    push_ordered = partial(unique_push.push, jobs=ordered, now=store.clock(), chunk_size=chunk_size)
+    push_ordered = partial(keyed_push.push, jobs=ordered, now=store.clock(), chunk_size=chunk_size)
     refusals = run(store.alias, push_ordered, atomic=False, writes=True)
     return [refusals.get(job.jid) for job in jobs]
 

@@ -1,9 +1,11 @@
 """Limiters: give claimed jobs their permits, and block the jobs for which a limit has no room. ADR 0016.
 
 Invariant at every commit: the `in_use` of a `Limiter` equals the number of jobs with its id in `permits`. Both
-change in one transaction, `in_use` by the number of rows that the transaction changed. `acquire_permits` and
-`repair` give permits; `release` returns them in the transaction that ends the run. Limiters are locked by
-id, after jobs and lock rows (ADR 0024).
+change in one transaction, `in_use` by the number of rows that the transaction changed. A claim marks jobs that need
+permits; `acquire_permits` gives or refuses them, `repair` gives missing ones, and `release` returns them in the
+transaction that ends the run. On PostgreSQL `faktory_acquire_1` gives permits if all jobs of a claim get theirs, and
+`faktory_free_permits_1` returns those of a success; every refusal is here. Limiters are locked by id, after jobs and
+lock rows (ADR 0024).
 """
 
 from __future__ import annotations

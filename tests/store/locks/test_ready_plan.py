@@ -4,7 +4,7 @@ import pytest
 from django.db import connection
 
 from django_faktory.models import Job
-from django_faktory.store.dialects.postgresql.locks import READY
+from django_faktory.store.dialects.postgresql.dialect import FIND_READY
 from tests.factories import JobFactory
 
 pytestmark = [
@@ -18,7 +18,7 @@ def test_the_ready_jobs_of_a_key_are_found_by_the_index_of_keys(state):
     Job.objects.bulk_create(JobFactory.many(3000, state=state, lock_key="other"), batch_size=1000)
     with connection.cursor() as cursor:
         cursor.execute("ANALYZE django_faktory_job")
-        cursor.execute(f"EXPLAIN {READY}", [["hot"]])
+        cursor.execute(f"EXPLAIN {FIND_READY}", [["hot"]])
         plan = "\n".join(line for (line,) in cursor.fetchall())
     assert "faktory_by_lock_key" in plan
     assert "faktory_ready" not in plan

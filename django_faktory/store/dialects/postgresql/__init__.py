@@ -1,1 +1,1 @@
-"""Statements and connections for PostgreSQL."""
+"""Calls and connections for PostgreSQL. The rules of its verbs are stored functions, in `functions/*.sql`."""

@@ -1,6 +1,6 @@
 """Dialect for PostgreSQL 15 and later: one statement, one round trip and one commit for each set.
 
-`PostgresqlDialect` chooses the statements of an operation and reads their rows; the SQL is in the other modules.
+`PostgresqlDialect` chooses the calls of an operation and reads their rows; the rules are in `functions/*.sql`.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from django.db.backends.utils import CursorWrapper
 from ....core.payloads import Ack, Delivery, Reservation
 from ....errors import ReservationLost
 from ...database_errors import error_code
-from ..base import LIMIT, Dialect, OrderedJobs
+from ..base import JOB, LIMIT, Dialect, OrderedJobs
 from ..cursor_hooks import has_own_cursor
 from ..idle_sessions import was_ended
 from ..values import AckResult, ClaimPlan, FailureColumns, HandoffResult, LockedRows, PushResult, Tally
@@ -24,7 +24,6 @@ from .calls import call
 from .failures import READ, lock_failed_calls, save_calls
 from .jobs import ADD_TO_COUNTERS, MARK_SUCCEEDED, NOT_HELD, claim_calls, end_call, read_ends
 from .lock_handoff import LockHandoff
-from .locks import READY
 from .loop_connection import PostgresqlLoopConnection
 from .pipeline import Rows, has_psycopg3
 from .pooler import is_pooled
@@ -45,6 +44,15 @@ _READERS_OF_LIMITS = """
 SELECT virtualtransaction FROM pg_locks
 WHERE locktype = 'relation' AND relation = %s::regclass AND granted AND pid <> pg_backend_pid()
   AND database = (SELECT oid FROM pg_database WHERE datname = current_database())"""
+
+# The state is compared with a sub-select: with a literal, the planner chooses the partial index of that state, and
+# walks over all ready jobs to find those of one key. LIMIT bounds the work for a key with many ready jobs.
+FIND_READY = f"""
+SELECT ready.id, ready.lock_key, ready.queue, ready.sort_priority FROM unnest(%s::text[]) AS keys (key)
+CROSS JOIN LATERAL (
+  SELECT id, lock_key, queue, sort_priority FROM {JOB}
+  WHERE lock_key = keys.key COLLATE "C" AND state = (SELECT 'enqueued')
+  ORDER BY queue, sort_priority, enqueued_at, id LIMIT 1000) AS ready"""
 
 _RESERVE_KEYS = "SELECT pg_advisory_xact_lock(hashtextextended(key, 0)) FROM unnest(%s::text[]) AS key"
 
@@ -261,7 +269,7 @@ class PostgresqlDialect(Dialect):
 
     def find_ready(self, cursor: CursorWrapper, keys: Sequence[str]) -> Rows:
         """Return the ready jobs of these keys, at most 1,000 of each."""
-        cursor.execute(READY, [list(keys)])
+        cursor.execute(FIND_READY, [list(keys)])
         rows: Rows = cursor.fetchall()
         return rows
 

@@ -11,7 +11,7 @@ from django_faktory.core.job_parser import parse_job
 from django_faktory.core.payloads import Ack, FetchRequest, failure, rfc3339
 from django_faktory.errors import NotUnique
 from django_faktory.models import Job, JobLock
-from django_faktory.store.jobs import acknowledgements, claims, exchanges, failures, pushes, unique_push
+from django_faktory.store.jobs import acknowledgements, claims, exchanges, failures, keyed_push, pushes
 from django_faktory.store.maintenance import due
 from django_faktory.store.store import Store
 from tests.factories import T0, JobFactory, payload
@@ -210,7 +210,7 @@ def test_concurrent_pushes_of_one_unique_jid_store_one_job_and_all_succeed():
 @pytest.mark.skipif("connection.vendor != 'mysql'", reason="SQLite has one writer at a time, PostgreSQL one statement")
 def test_a_unique_lock_acquired_after_the_first_check_is_detected(monkeypatch):
     """Another node commits between the look and the insert; the job's jid has a finished row."""
-    looks, look = [], unique_push._find_holders
+    looks, look = [], keyed_push._find_holders
 
     def look_and_lose(here, keys):
         found = look(here, keys)
@@ -219,7 +219,7 @@ def test_a_unique_lock_acquired_after_the_first_check_is_detected(monkeypatch):
             in_threads(1, lambda _: push(unique()))
         return found
 
-    monkeypatch.setattr(unique_push, "_find_holders", look_and_lose)
+    monkeypatch.setattr(keyed_push, "_find_holders", look_and_lose)
     again = unique(result_ttl=60)
     JobFactory(succeeded=True, jid=again.jid)
     assert push(again) == [False]
@@ -281,7 +281,7 @@ def test_a_push_with_lookups_stores_a_job_identically(wish, fields):
     expected = row(job.jid)
     assert Job.objects.get().payload == job.text
     Job.objects.all().delete()
-    assert unique_push.push(connection, [(0, job)], T0) == {}
+    assert keyed_push.push(connection, [(0, job)], T0) == {}
     assert row(job.jid) == expected
 
 
@@ -290,7 +290,7 @@ def test_a_push_with_lookups_takes_at_most_150_calls_for_each_job():
     """Check that its transaction is short: SQLite's other writers wait for it."""
     push(unique(args=["first"]))
     jobs = [(place, unique(args=[place])) for place in range(400)]
-    assert calls(lambda: unique_push.push(connection, jobs, T0)) < 150 * len(jobs)
+    assert calls(lambda: keyed_push.push(connection, jobs, T0)) < 150 * len(jobs)
     assert Job.objects.count() == 401
 
 
