@@ -122,7 +122,7 @@ class BrokerUnavailable(FaktoryError):
     """
 
 
-# A subclass, so that callers that repeat a command after an outage repeat this one too (ADR 0028).
+# A subclass, so that callers that repeat a command after an outage repeat this one too (ADR 0024).
 class LockTimeout(BrokerUnavailable):
     """Another transaction held a required lock for longer than the caller waits; nothing was changed."""
 

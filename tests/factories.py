@@ -19,7 +19,7 @@ T0 = datetime(2026, 5, 1, 12, 0, tzinfo=UTC)
 def payload(jid=None, jobtype="noop", args=(), **fields):
     """Return a job as a producer creates it; a short jid is padded to a valid length."""
     payload.made += 1
-    # Jobs of one set are stored in the order of their jids (ADR 0030), which is here the order of their creation.
+    # Jobs of one set are stored in the order of their jids (ADR 0024), which is here the order of their creation.
     jid = f"job-{jid or f'{payload.made:06}'}".ljust(8, ".")
     return payloads.new_job(jid=jid, jobtype=jobtype, args=list(args), **fields)
 

@@ -91,7 +91,7 @@ class WorkerBroker(ABC):
     def hello(self, worker: WorkerIdentity) -> None:
         """Register a worker process, or refresh its registration; its state is not reset."""
 
-    # A set: one statement serves all waiting BEATs, so that a large number of clients delays none of them (ADR 0032).
+    # A set: one statement serves all waiting BEATs, so that a large number of clients delays none of them (ADR 0005).
     @abstractmethod
     def beat(self, beats: Sequence[Beat]) -> list[FaktoryError | str]:
         """Record heartbeats. Answers: "", the state to enter ("quiet", "terminate"), or UnknownWorker."""
@@ -324,7 +324,7 @@ class Broker(WorkerBroker, BatchBroker, ManagementBroker):
         return False
 
     def take_connection(self) -> LoopConnection | None:
-        """Take this thread's connection for an event loop (ADR 0021), after the thread has used it; None if impossible.
+        """Take this thread's connection for an event loop (ADR 0005), after the thread has used it; None if impossible.
 
         The thread opens another one when it needs one.
         """
@@ -346,7 +346,7 @@ class Broker(WorkerBroker, BatchBroker, ManagementBroker):
 
     @property
     def supports_prefetch(self) -> bool:
-        """Return whether `exchange` may return prefetched jobs, which must be delivered or released (ADR 0022)."""
+        """Return whether `exchange` may return prefetched jobs, which must be delivered or released (ADR 0026)."""
         return False
 
     def assign_prefetched(self, job: Reservation, wid: str) -> Reservation:
@@ -354,7 +354,7 @@ class Broker(WorkerBroker, BatchBroker, ManagementBroker):
 
         The delivery must be confirmed within 60 s of the exchange unless the job has ended by then.
         """
-        # A write for each delivery would cost the statement that prefetching saves (ADR 0022).
+        # A write for each delivery would cost the statement that prefetching saves (ADR 0026).
         return msgspec.structs.replace(job, wid=wid)
 
     def confirm(self, deliveries: Sequence[Delivery]) -> set[str]:  # noqa: ARG002  (there is none)
@@ -364,11 +364,11 @@ class Broker(WorkerBroker, BatchBroker, ManagementBroker):
         """
         return set()
 
-    # The server generates the bid itself, so it can find the batch of a BATCH NEW that got no answer (ADR 0028).
+    # The server generates the bid itself, so it can find the batch of a BATCH NEW that got no answer (ADR 0024).
     def withdraw_batches(self, bids: Collection[str]) -> None:
         """Delete the stored, empty and uncommitted batches among these: their BATCH NEW was answered with an error."""
 
     def limited_lock_wait(self, seconds: float) -> AbstractContextManager[None]:  # noqa: ARG002
         """Limit how long verbs of this thread wait for other transactions' locks; after that they raise LockTimeout."""
-        # A remote server limits its waits for locks itself (ADR 0028).
+        # A remote server limits its waits for locks itself (ADR 0024).
         return nullcontext()

@@ -1,4 +1,4 @@
-"""Define `LoopConnection`, a connection to the database that an event loop owns (ADR 0021)."""
+"""Define `LoopConnection`, a connection to the database that an event loop owns (ADR 0005)."""
 
 from __future__ import annotations
 

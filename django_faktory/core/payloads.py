@@ -99,7 +99,7 @@ class Reservation(msgspec.Struct, frozen=True, kw_only=True, gc=False):
     is_batchless: bool = False
     """True if the job is known to be neither a member nor a callback of a batch."""
     is_prefetched: bool = False
-    """True if the job was prefetched; it belongs to no worker until it is delivered (ADR 0022)."""
+    """True if the job was prefetched; it belongs to no worker until it is delivered (ADR 0026)."""
 
     def __repr__(self) -> str:
         """Return a repr without the arguments, because reprs end up in logs and error reports."""
@@ -275,7 +275,7 @@ class Lease(StrEnum):
 class FetchRequest(msgspec.Struct, frozen=True, kw_only=True, gc=False):
     """Claim up to `count` jobs from `queues`, tried in that order, for `wid` ("": a connection without a wid).
 
-    `prefetch` is the number of jobs of the first queue to claim for later requests; `count` may then be 0 (ADR 0022).
+    `prefetch` is the number of jobs of the first queue to claim for later requests; `count` may then be 0 (ADR 0026).
     """
 
     queues: tuple[str, ...]

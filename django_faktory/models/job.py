@@ -414,7 +414,7 @@ class Job(JobsModel):
         null=True, help_text="Time at which it was cancelled while it ran; cleared when it is enqueued again."
     )
 
-    # `store` changes jobs by raw SQL and updates, so save() is not called and post_save not sent (ADR 0003).
+    # `store` changes jobs by raw SQL and updates, so save() is not called and post_save not sent (ADR 0043).
     objects = JobsManager.from_queryset(JobQuerySet)()  # type: ignore[misc]
 
     class Meta:

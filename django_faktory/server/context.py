@@ -133,7 +133,7 @@ class ServerContext:
     ) -> None:
         """Store jobs with the next exchange.
 
-        Large sets, and jobs that may wait for another transaction's lock (ADR 0023), use separate commit queues, so
+        Large sets, and jobs that may wait for another transaction's lock (ADR 0024), use separate commit queues, so
         that no other command waits for them.
         """
         if weight(jobs) > MAX_PUSH_IN_EXCHANGE:
@@ -158,7 +158,7 @@ class ServerContext:
         self.lock_waits.submit(MayBlock(report, self._subjects_of(report.jid)), answer, queue=queue)
 
     def record_worker(self, report: Beat | WorkerIdentity, answer: Callable[[Any], object]) -> None:
-        """Record a heartbeat or a registration in a commit queue that no other command uses (ADR 0032)."""
+        """Record a heartbeat or a registration in a commit queue that no other command uses (ADR 0005)."""
         self.lock_waits.submit(MayBlock(report, [f"wid:{report.wid}"]), answer, queue="heartbeat")
 
     def execute_blocking(

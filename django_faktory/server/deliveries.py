@@ -1,7 +1,7 @@
-"""Track deliveries of this node: jobs that were sent to clients and must be confirmed (ADR 0022 and 0026).
+"""Track deliveries of this node: jobs that were sent to clients and must be confirmed (ADR 0026).
 
 `DeliveryTracker` also remembers which jobs belong to a batch, as their ACK or FAIL may block on the batch's row
-(ADR 0023).
+(ADR 0024).
 """
 
 from __future__ import annotations

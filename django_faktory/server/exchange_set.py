@@ -1,6 +1,6 @@
 """Execute pushes, acks and fetches that arrived together in one transaction (ADR 0005).
 
-`execute_exchange` runs in a thread of the commit queue, `exchange_on_loop` on the event loop (ADR 0021).
+`execute_exchange` runs in a thread of the commit queue, `exchange_on_loop` on the event loop (ADR 0005).
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """Group commit: commands that arrive while a transaction runs share the next one (ADR 0005).
 
 A `CommitQueue` is a queue for one kind of verb, with one or a few threads. With two, the next transaction begins while
-the last one waits for the disk. If the event loop owns connections, it sends most sets itself (ADR 0021). There is no
+the last one waits for the disk. If the event loop owns connections, it sends most sets itself (ADR 0005). There is no
 timer: an idle queue executes a single command at once. Answers follow the commit (W29).
 """
 

@@ -1,4 +1,4 @@
-"""Retry commands that met a lock of another transaction, so that they do not delay other commands (ADR 0028).
+"""Retry commands that met a lock of another transaction, so that they do not delay other commands (ADR 0024).
 
 `LockWaits` tries such a command again, alone, in one of a few threads, until it succeeds or its time is over.
 Commands with a common subject are tried one at a time, as they wait for the same lock. A command that arrives while

@@ -1,7 +1,7 @@
 """Execute commands that may meet another transaction's lock; each gets an answer of its own.
 
 A set waits for locks for `SET_WAIT_S` only. If it meets one, its commands are tried one by one, so that only the
-commands that need the lock fail: their answer is LockTimeout, and `lock_waits` retries them (ADR 0028).
+commands that need the lock fail: their answer is LockTimeout, and `lock_waits` retries them (ADR 0024).
 """
 
 from __future__ import annotations

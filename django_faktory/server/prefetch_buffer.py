@@ -1,4 +1,4 @@
-"""Prefetch buffer: jobs claimed in advance answer the next FETCHes without a query (ADR 0022).
+"""Prefetch buffer: jobs claimed in advance answer the next FETCHes without a query (ADR 0026).
 
 `PrefetchBuffer` keeps them per queue for at most `hold_s`, and only while at least `MIN_CLIENTS` clients fetch. The
 database stores prefetched jobs as `working` with a negative claim number and a lease of 60 s, so a killed server loses

@@ -1,7 +1,7 @@
 """Run the Faktory server: the port, the commit queues, the connections, start and stop.
 
 `Server` is usable in a process of its own or in a thread; `stop` and `drop` may be called from any thread or signal
-handler. `handlers` implements the verbs. ADR 0005 and 0032 explain the commit queues.
+handler. `handlers` implements the verbs. ADR 0005 explains the commit queues.
 """
 
 from __future__ import annotations
@@ -161,7 +161,7 @@ class Server(ServerContext):
         # Without a rest a flood of commands keeps the event loop busy, and threads wait for the GIL.
         self.rest_queue = Turns(self.loop, lambda: self.command_count, least_rest_s=REST_S)
 
-    # One commit queue for each kind of verb: a slow or blocked command delays only commands of its own kind (ADR 0032).
+    # One commit queue for each kind of verb: a slow or blocked command delays only commands of its own kind (ADR 0005).
     # Heartbeats and confirmations share theirs with no other verb: a late BEAT costs a live worker its jobs, and a late
     # confirmation runs a job twice. Waiting and long commands weigh MAX_SET_WEIGHT, so each is a set of its own.
     def _open_commit_queues(self) -> None:

@@ -60,7 +60,7 @@ def set_up_own_connections() -> None:
     live as long as the process. Job threads keep their log, which `reset_connections` clears after each job.
 
     On PostgreSQL it also disables sequential scans. The table of jobs shrinks to a few pages whenever its queues are
-    empty. A plan made at that moment reads the whole table for each job until it is replaced (ADR 0036).
+    empty. A plan made at that moment reads the whole table for each job until it is replaced (ADR 0043).
     """
     connection_created.connect(_set_up, dispatch_uid=f"{__name__}.set_up_own_connections")
 

@@ -4,7 +4,7 @@ import re
 
 import pytest
 
-from tests.docs.pages import DOCS, anchors, name, pages, text_of, without_fences
+from tests.docs.pages import DOCS, ROOT, anchors, name, pages, text_of, without_fences
 
 pytestmark = pytest.mark.core
 
@@ -27,6 +27,15 @@ def test_each_link_anchor_points_to_an_existing_heading():
     known = {path: anchors(path) for _, _, path, anchor in links() if anchor and path.suffix == ".md"}
     lost = [f"{name(page)}: {target}" for page, target, path, anchor in links() if anchor and anchor not in known[path]]
     assert lost == []
+
+
+def test_each_decision_named_in_the_code_exists():
+    known = {path.name[:4] for path in (DOCS / "adr").glob("0*.md")}
+    paths = [path for folder in ("django_faktory", "tests") for path in (ROOT / folder).rglob("*")]
+    texts = {path: path.read_text(encoding="utf-8") for path in paths if path.suffix in (".py", ".sql")}
+    named = {(name(path), number) for path, text in texts.items() for number in re.findall(r"ADR (\d{4})", text)}
+    assert len(named) > 100
+    assert sorted(one for one in named if one[1] not in known) == []
 
 
 @pytest.mark.parametrize("folder", ["", "adr"])

@@ -1,6 +1,6 @@
 """Commands that run on the event loop, over connections that it owns; PostgreSQL only.
 
-Rules: W10, W14, W29, W30; ADR 0021.
+Rules: W10, W14, W29, W30; ADR 0005.
 """
 
 import json

@@ -209,7 +209,7 @@ class Connection:
     (RuntimeError("a mistake of ours"), [2, *["database unavailable"] * 2, 10], 1),
 ], ids=["well", "thread", "remaining", "lost", "mistake"])  # fmt: skip
 def test_sets_are_executed_on_a_connection_of_the_event_loop(error, expected, closed):
-    """ADR 0021: the first set passes the thread, whose connection the loop takes; an error of ours stops nothing."""
+    """ADR 0005: the first set passes the thread, whose connection the loop takes; an error of ours stops nothing."""
     connection, counter, taken = Connection(error), Counter(), []
 
     def connect():

@@ -1,4 +1,4 @@
-"""Prefetched jobs of the server (`PrefetchBuffer`); PostgreSQL only. Rules: W13, W14, W16, W24, W28; ADR 0022."""
+"""Prefetched jobs of the server (`PrefetchBuffer`); PostgreSQL only. Rules: W13, W14, W16, W24, W28; ADR 0026."""
 
 import asyncio
 import json

@@ -170,7 +170,7 @@ def parse_checked(line: str) -> Command:
 
 
 def parse_whole(data: bytes) -> Command | None:
-    """Return the command if `data` is one whole valid PUSH, FETCH or ACK, else None (ADR 0041).
+    """Return the command if `data` is one whole valid PUSH, FETCH or ACK, else None (ADR 0005).
 
     Then the line is buffered and parsed again, which raises the error.
     """

@@ -128,7 +128,7 @@ class Supervisor:
         self._unregister = unregister
         self._grace_s = grace_s
         # Counts checks, not seconds: while the supervisor itself does not run, or the machine sleeps, no check is
-        # made, and a pause of any length is one missed heartbeat (ADR 0027).
+        # made, and a pause of any length is one missed heartbeat (ADR 0038).
         self._check_every_s = None if silence_s is None else silence_s / (SILENT_BEATS + 1)
         self._check_at = time.monotonic() + (self._check_every_s or 0.0)
         self._has_unresponsive = False
@@ -304,7 +304,7 @@ class Supervisor:
     def _reap(self) -> None:
         for child in self._children:
             while child.pid:
-                # Suspensions are reported too: a suspended child is not unresponsive (ADR 0027).
+                # Suspensions are reported too: a suspended child is not unresponsive (ADR 0038).
                 pid, status = os.waitpid(child.pid, os.WNOHANG | os.WUNTRACED | os.WCONTINUED)
                 if not pid:
                     break

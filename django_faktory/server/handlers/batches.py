@@ -1,6 +1,6 @@
 """Handlers of BATCH NEW, OPEN, COMMIT and STATUS: call the broker and reply. Rule: W26.
 
-All but STATUS lock a batch, so they may wait for another transaction (ADR 0028).
+All but STATUS lock a batch, so they may wait for another transaction (ADR 0024).
 """
 
 from __future__ import annotations

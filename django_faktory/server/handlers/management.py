@@ -69,7 +69,7 @@ def latency(server: ServerContext, connection: ConnectedClient, command: QueueLa
     def answer(result: dict[str, float] | FaktoryError) -> None:
         connection.finish(resp.outcome(result, encode))
 
-    # A slow read (8 to 10 s for 1,000 names, ADR 0032): in the queue for reads it delays only other reads.
+    # A slow read (8 to 10 s for 1,000 names, ADR 0005): in the queue for reads it delays only other reads.
     server.read(connection, answer, server.broker.latency, tuple(command.queues))
     return None
 

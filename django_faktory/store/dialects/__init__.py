@@ -1,4 +1,4 @@
-"""Run the hot operations (push, claim, end) in each database's own SQL (ADR 0003); all others use the ORM.
+"""Run the hot operations (push, claim, end) in each database's own SQL (ADR 0043); all others use the ORM.
 
 `dialect_of` returns the dialect of a connection. PostgreSQL needs one statement per operation; SQLite and MariaDB share
 a portable implementation of a few statements.

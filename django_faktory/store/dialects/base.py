@@ -96,7 +96,7 @@ def unique_key_of(job: JobPayload) -> str | None:
     return job.options.unique_key if job.options else None
 
 
-# Created by the thousand, and free of reference cycles: the garbage collector need not track them (ADR 0004).
+# Created by the thousand, and free of reference cycles: the garbage collector need not track them (ADR 0002).
 _SAVE = f"UPDATE {JOB} SET {', '.join(f'{column} = %s' for column in FailureColumns._fields[1:])} WHERE id = %s"
 
 
@@ -124,7 +124,7 @@ class Dialect(ABC):
     """Whether `exchange` uses `ClaimPlan.next_plans`."""
 
     supports_prefetch = False
-    """Whether `exchange` uses `ClaimPlan.prefetch_slots`, so that deliveries need `confirm` (ADR 0022)."""
+    """Whether `exchange` uses `ClaimPlan.prefetch_slots`, so that deliveries need `confirm` (ADR 0026)."""
 
     stores_keyed = False
     """Whether `insert` accepts jobs with lock keys and unique keys."""
@@ -244,7 +244,7 @@ class Dialect(ABC):
         return False
 
     def take_for_loop(self, connection: BaseDatabaseWrapper) -> LoopConnection | None:  # noqa: ARG002
-        """Return this idle connection of the calling thread as one of an event loop (ADR 0021), or None."""
+        """Return this idle connection of the calling thread as one of an event loop (ADR 0005), or None."""
         return None
 
     def build_exchange(
@@ -284,7 +284,7 @@ class Dialect(ABC):
         plan: ClaimPlan,  # noqa: ARG002
         now: datetime | None,  # noqa: ARG002
     ) -> HandoffResult | None:
-        """End a holder of a lock and claim the next job of its key with the lock, in one statement (ADR 0020).
+        """End a holder of a lock and claim the next job of its key with the lock, in one statement (ADR 0015).
 
         The next job is claimed for the only worker of the plan. Returns None if nothing was done.
         """

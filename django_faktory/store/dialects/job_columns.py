@@ -68,7 +68,7 @@ def new_row(
 ) -> NewRow:
     """Return the row of a pushed job. `adapt` turns a time into the database's form; `created_at` is `now` in it."""
     due_at = job.at if job.at is not None and job.at > now else None
-    # A microsecond apart, so that a set is claimed in the order of its push, not of its insertion (ADR 0030).
+    # A microsecond apart, so that a set is claimed in the order of its push, not of its insertion (ADR 0024).
     enqueued_at = None if due_at else adapt(now + timedelta(microseconds=place)) if place else created_at
     row = NewRow(
         job.jid, job.jobtype, job.queue, _SCHEDULED if due_at else _ENQUEUED, -job.priority, job.text,

@@ -252,7 +252,7 @@ class PortableDialect(Dialect):
         if not ended:
             return
         adapt = cursor.db.ops.adapt_datetimefield_value
-        # A CASE by id, because each job has its own result: an UPDATE per job would be a round trip per job (ADR 0003).
+        # A CASE by id, because each job has its own result: an UPDATE per job would be a round trip per job (ADR 0043).
         cases = " ".join(["WHEN %s THEN %s"] * len(ended))
         pairs = [value for row_id, ack, _ in ended for value in (row_id, ack.result)]
         cursor.execute(

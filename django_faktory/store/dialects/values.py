@@ -36,7 +36,7 @@ class ClaimPlan(msgspec.Struct, frozen=True, gc=False):
     at_most_s: float | None = None
     """Lease in seconds until the delivery is confirmed; None: the claim needs no confirmation."""
     prefetch_slots: Sequence[ClaimSlot] = ()
-    """Slots to prefetch in addition, for later FETCHes; their wids are ignored (ADR 0022)."""
+    """Slots to prefetch in addition, for later FETCHes; their wids are ignored (ADR 0026)."""
     candidate_wids: Collection[str] = ()
     """Wids that may receive prefetched jobs; nothing is prefetched if one of them is quiet or terminating."""
     next_plans: Sequence[ClaimPlan] = ()

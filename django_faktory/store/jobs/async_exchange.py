@@ -1,4 +1,4 @@
-"""Execute exchanges on an event loop, with a connection that it owns (ADR 0021).
+"""Execute exchanges on an event loop, with a connection that it owns (ADR 0005).
 
 Only exchanges that are one message take this path. What needs further queries afterwards is done in a thread, because
 it may block.

@@ -120,7 +120,7 @@ class Ending:
             has_effect = job is not None and failure.jid not in reported_jids and _is_holder(failure, job)
             if job and has_effect:
                 reported_jids.add(failure.jid)  # a second report on the same job must have no effect
-                # The worker did not begin the job: it lacks the code, or the job has to run alone (ADR 0027).
+                # The worker did not begin the job: it lacks the code, or the job has to run alone (ADR 0038).
                 if failure.verdict == LATER and not job.is_cancelled:
                     self._reschedule(job, failure)
                 else:
@@ -132,7 +132,7 @@ class Ending:
         return results
 
     def _lock_reported(self, jids: Collection[str]) -> dict[str, Job]:
-        # On PostgreSQL one message reads the rows, locks them and reads the time (ADR 0010). None: use the ORM.
+        # On PostgreSQL one message reads the rows, locks them and reads the time (ADR 0043). None: use the ORM.
         reply = self._dialect.lock_failed(self._connection, jids, self._now)
         if reply is not None:
             self._now = reply.now

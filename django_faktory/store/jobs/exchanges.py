@@ -61,7 +61,7 @@ class Exchange:
         return not self.acks or is_storable("".join([ack.jid for ack in self.acks]))
 
     def may_hand_off_lock(self) -> bool:
-        """Return True if a lock handoff (`Dialect.hand_off_lock`, ADR 0020) should be tried first.
+        """Return True if a lock handoff (`Dialect.hand_off_lock`, ADR 0015) should be tried first.
 
         It needs exactly one ack and no push, and the dialect must expect that the ended job has a successor.
         """
@@ -124,7 +124,7 @@ class Exchange:
             acked = acknowledgements.conclude(self.store, ending, self.acks, self.record_ended)
         if not self.requests:
             return ExchangeReply([None] * len(self.jobs), acked, [])
-        # Prefetched jobs are always plain: they need neither lock nor permit, and belong to no request yet (ADR 0022).
+        # Prefetched jobs are always plain: they need neither lock nor permit, and belong to no request yet (ADR 0026).
         requested = [job for job in claimed if not job.is_prefetched] if plan.prefetch_slots else claimed
         runnable = context.acquire_locks_and_permits(plan, requested)
         is_all = len(plan.next_plans) > 0 and len(runnable) == len(requested)
@@ -207,7 +207,7 @@ def _push_after_acks(work: Exchange) -> Sequence[FaktoryError | None]:
 
 
 def _hand_off_lock(work: Exchange) -> ExchangeReply | None:
-    """Execute an exchange as a lock handoff; return None, with nothing changed, if that is not possible (ADR 0020).
+    """Execute an exchange as a lock handoff; return None, with nothing changed, if that is not possible (ADR 0015).
 
     The first request that asks for a job gets the next job of the lock key of the job that ends.
     """

@@ -1,4 +1,4 @@
-"""Jobs that a server has claimed for its clients, until their delivery is confirmed (ADR 0022 and 0026).
+"""Jobs that a server has claimed for its clients, until their delivery is confirmed (ADR 0026).
 
 `Job.claim` is negative until `confirm`. If the delivery lease ends first, maintenance releases the job: it was not
 delivered, or its server died within seconds of delivering it.
@@ -22,7 +22,7 @@ def find_slots(requests: Sequence[FetchRequest]) -> tuple[Sequence[ClaimSlot], C
     count_by_queue: dict[str, int] = {}
     candidate_wids: set[str] = set()
     for request in requests:
-        # Only the first queue: a client must get jobs of earlier queues before jobs of later ones (ADR 0022).
+        # Only the first queue: a client must get jobs of earlier queues before jobs of later ones (ADR 0026).
         if request.prefetch and request.queues:
             queue = request.queues[0]
             # The maximum, not the sum: each number is the free room of the same prefetch buffer.

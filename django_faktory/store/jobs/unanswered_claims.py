@@ -21,7 +21,7 @@ RECHECK_DELAY_S = 5.0
 NUMBERS_PER_DRAW = 64
 """Numbers drawn per system call: each call to `os.urandom` releases the GIL to other threads."""
 
-# The sign has a meaning of its own: a claim is negative until its delivery is confirmed (ADR 0022).
+# The sign has a meaning of its own: a claim is negative until its delivery is confirmed (ADR 0026).
 _BYTES = 8
 _POSITIVE = 2**63 - 1
 

@@ -93,7 +93,7 @@ def lock_claimed(cursor: CursorWrapper, dialect: Dialect, jids: Collection[str])
     """Return id, wid and attempt of these jobs that were claimed and have no permits yet; their rows are locked.
 
     Rows are found by jid alone: with the state in the condition, PostgreSQL might walk over every job that was working
-    in the last minute (ADR 0006).
+    in the last minute (ADR 0043).
     """
     cursor.execute(
         f"SELECT jid, id, wid, attempt, state, permits FROM {JOB} WHERE jid IN ({marks(jids)})"

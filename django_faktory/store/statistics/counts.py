@@ -121,7 +121,7 @@ class AllCounts:
 
 def read_bounded_counts(*, using: str, worker_timeout_s: float = 60, sizes: CountLimits = SIZES) -> AllCounts:
     """Read all counts with one statement, each up to `sizes`."""
-    # In a snapshot PostgreSQL plans without sequential scans. Sessions of requests allow them (ADR 0036).
+    # In a snapshot PostgreSQL plans without sequential scans. Sessions of requests allow them (ADR 0043).
     return run(
         using, lambda connection: _sum_up(_read_first(connection, worker_timeout_s, sizes), sizes), snapshot=True
     )

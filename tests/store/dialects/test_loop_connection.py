@@ -1,4 +1,4 @@
-"""Connections of an event loop: what they send, and what becomes of lost ones; PostgreSQL with psycopg 3 (ADR 0021)."""
+"""Connections of an event loop: what they send, and what becomes of lost ones; PostgreSQL with psycopg 3 (ADR 0005)."""
 
 import asyncio
 import os

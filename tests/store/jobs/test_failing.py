@@ -1,4 +1,4 @@
-"""Failed jobs are read and written with one message each if PostgreSQL can do so, or else one by one. ADR 0010."""
+"""Failed jobs are read and written with one message each if PostgreSQL can do so, or else one by one. ADR 0043."""
 
 import json
 

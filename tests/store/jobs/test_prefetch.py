@@ -1,4 +1,4 @@
-"""Prefetch: jobs reserved before a worker requests them, if the database can do so. Rules: W13, W19; ADR 0017, 0022."""
+"""Prefetch: jobs reserved before a worker requests them, if the database can do so. Rules: W13, W19; ADR 0017, 0026."""
 
 import threading
 from datetime import timedelta

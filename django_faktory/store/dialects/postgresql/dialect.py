@@ -144,10 +144,10 @@ class PostgresqlDialect(Dialect):
         now: datetime | None,
     ) -> tuple[list[Call], Callable[[list[Rows]], tuple[AckResult, list[Reservation]]]]:
         """Return the calls of an exchange, and the function that reads their rows."""
-        # Ends before inserts: they have locked the rows that these jobs replace, in one order with theirs (ADR 0030).
+        # Ends before inserts: they have locked the rows that these jobs replace, in one order with theirs (ADR 0024).
         calls = [end_call(connection, acks, now, [job.jid for _, job in jobs] if jobs else ())] if acks else []
         calls += [push_call(jobs, now, may_exist=True)] if jobs else []
-        # Acks and pushes must be on disk when they are answered (ADR 0006).
+        # Acks and pushes must be on disk when they are answered (ADR 0043).
         claims_from = len(calls)
         if plan.slots or plan.prefetch_slots:
             calls += claim_calls(plan, now, is_lazy=not calls and _is_own(connection))

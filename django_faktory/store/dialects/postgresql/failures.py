@@ -1,4 +1,4 @@
-"""Read and write failed jobs on PostgreSQL with one message each (ADR 0010)."""
+"""Read and write failed jobs on PostgreSQL with one message each (ADR 0043)."""
 
 from __future__ import annotations
 

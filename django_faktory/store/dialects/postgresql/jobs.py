@@ -73,7 +73,7 @@ def claim_calls(plan: ClaimPlan, now: datetime | None, *, is_lazy: bool) -> list
         leases = [plan.mark, plan.at_least_s, plan.at_most_s, plan.lease_s, now, is_lazy]
         for wid, (queues, counts) in by_wid.items():
             calls.append((claim, [queues, counts, wid, subplan.limit, *leases]))
-    # Last: the buffer gets jobs behind those of the requests in the order of the queue (ADR 0022).
+    # Last: the buffer gets jobs behind those of the requests in the order of the queue (ADR 0026).
     if plan.prefetch_slots:
         queues, counts = [slot.queue for slot in plan.prefetch_slots], [slot.count for slot in plan.prefetch_slots]
         mark = None if plan.claim is None else -plan.claim

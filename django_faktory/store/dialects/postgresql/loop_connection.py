@@ -1,6 +1,6 @@
 """A connection that an event loop owns: it sends commands without blocking, and reads their rows as they arrive.
 
-Needs no asyncio: the loop is passed to `start`. ADR 0021 says why the loop does not use the driver's own connections.
+Needs no asyncio: the loop is passed to `start`. ADR 0005 says why the loop does not use the driver's own connections.
 """
 
 from __future__ import annotations

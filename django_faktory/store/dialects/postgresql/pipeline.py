@@ -1,4 +1,4 @@
-"""Send prepared statements through libpq in one pipeline, with values and rows in binary or plain text (ADR 0010).
+"""Send prepared statements through libpq in one pipeline, with values and rows in binary or plain text (ADR 0043).
 
 A cursor's work for a statement (binding values, wrappers, adaptation by type) takes longer than PostgreSQL needs to run
 a hot one. Only for the package's own statements, because their types are known. Outside a transaction, all statements

@@ -1,4 +1,4 @@
-"""Run our own statements: prepared once in each session that is ours, and unprepared in others (ADR 0006).
+"""Run our own statements: prepared once in each session that is ours, and unprepared in others (ADR 0043).
 
 `execute_on` sends a `Command` through libpq (`pipeline`); through a cursor with psycopg2, and where something observes
 it. Behind a pooler that changes sessions between transactions, detected before the first use, none is prepared.

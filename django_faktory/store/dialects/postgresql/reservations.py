@@ -1,4 +1,4 @@
-"""Confirm and extend reservations on PostgreSQL (ADR 0022, ADR 0026)."""
+"""Confirm and extend reservations on PostgreSQL (ADR 0026)."""
 
 from __future__ import annotations
 

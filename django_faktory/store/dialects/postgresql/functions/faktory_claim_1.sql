@@ -19,7 +19,7 @@ DECLARE
   clock timestamptz := COALESCE(moment, clock_timestamp());
 BEGIN
   IF is_lazy THEN
-    -- If a crash of the database undoes a claim, the job runs again; its end flushes the claim to disk as well (ADR 0006).
+    -- If a crash of the database undoes a claim, the job runs again; its end flushes the claim to disk as well (ADR 0043).
     PERFORM set_config('synchronous_commit', 'off', TRUE);
   END IF;
   -- Walks the queues in their order and no further than the maximum, so that exactly the claimed rows are locked. The ids

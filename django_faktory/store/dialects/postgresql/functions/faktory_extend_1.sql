@@ -1,4 +1,4 @@
--- Extend the reservations of held jobs that are half over (ADR 0022), and return their number.
+-- Extend the reservations of held jobs that are half over (ADR 0026), and return their number.
 --
 -- A locked row is skipped: a transaction that changes a job of its own must not delay the heartbeat, and `failures.reap` skips
 -- the row as well.

@@ -1,4 +1,4 @@
--- Lock and read jobs that are reported as failed, without their large columns. Failures are decided in Python (ADR 0010).
+-- Lock and read jobs that are reported as failed, without their large columns. Failures are decided in Python (ADR 0043).
 --
 -- The columns are in the order of the model's fields.
 CREATE OR REPLACE FUNCTION faktory_failing_1 (

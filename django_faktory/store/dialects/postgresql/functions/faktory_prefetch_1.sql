@@ -1,4 +1,4 @@
--- Prefetch jobs for later FETCHes of a server: they are claimed without a worker (ADR 0022). No row is waited for.
+-- Prefetch jobs for later FETCHes of a server: they are claimed without a worker (ADR 0026). No row is waited for.
 --
 -- Takes at most `rooms` jobs of each of the `queues`; none if one of the `candidates`, who may get them, must get no jobs.
 -- Stops in each queue at the first job that must not wait in the buffer: one that would hold a lock, a permit or a key

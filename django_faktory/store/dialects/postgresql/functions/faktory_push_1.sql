@@ -10,7 +10,7 @@ CREATE OR REPLACE FUNCTION faktory_push_1 (
                       -- transactions insert (ADR 0024); NULL: only lock
   options json,       -- array of objects with the options of each; NULL: no job has any
   places int[],       -- place of each in the set: they are claimed in this order; NULL: a lone job
-  jids text[],        -- jid of each, unless it is alone; of several calls the first one only locks, for all (ADR 0030)
+  jids text[],        -- jid of each, unless it is alone; of several calls the first one only locks, for all (ADR 0024)
   keys text[],        -- unique key of each; NULL: none has one
   locks text[],       -- lock key of each; NULL: none has one
   may_exist boolean,  -- whether a stored job may have one of the jids
@@ -70,7 +70,7 @@ BEGIN
             SELECT id, COALESCE(unique_expires_at <= moment, FALSE) AS is_expired
             FROM django_faktory_job WHERE unique_key = j.key AND jid <> j.jid OFFSET 0) AS holder ON TRUE) AS found;
         EXIT WHEN ids IS NULL OR NOT EXISTS (SELECT unnest(ids) EXCEPT SELECT unnest(locked));
-        -- By id, as in all transactions (ADR 0024), and before the first INSERT (ADR 0030). What counts is the row as
+        -- By id, as in all transactions (ADR 0024), and before the first INSERT. What counts is the row as
         -- it is once it is locked, so look again.
         PERFORM FROM (SELECT DISTINCT id FROM unnest(ids) AS r (id) ORDER BY id OFFSET 0) AS r CROSS JOIN LATERAL (
           SELECT FROM django_faktory_job WHERE id = r.id FOR UPDATE OFFSET 0) AS old;
