@@ -2,7 +2,7 @@
 
 `acquire_locks` acquires a lock, `release` frees it in the transaction that ends the run. On PostgreSQL a claim tries
 `faktory_acquire_1` first and leaves the rest to `acquire_locks`, a success is freed by `faktory_free_locks_1`, and
-`faktory_hand_off_1` passes a lock on without freeing it (ADR 0020). Code that enqueues jobs calls `block_if_locked`;
+`faktory_hand_off_1` passes a lock on without freeing it (ADR 0015). Code that enqueues jobs calls `block_if_locked`;
 code that removes ready jobs calls `promote_waiters` after the commit. Blocked jobs are outside the index that claims
 read.
 """

@@ -1,4 +1,4 @@
-"""End a job that held a lock and claim the next job of its key, by one statement on PostgreSQL (ADR 0020)."""
+"""End a job that held a lock and claim the next job of its key, by one statement on PostgreSQL (ADR 0015)."""
 
 from __future__ import annotations
 
