@@ -31,7 +31,7 @@ def arguments():
     parser.add_argument("--lone", type=int, default=100, help="jobs whose pick-up is timed")
     parser.add_argument("--idle-s", type=float, default=8.0, help="seconds of watching workers that have no job")
     parser.add_argument("--python", default="", help="of the environments, 3.12 or newer")
-    parser.add_argument("--no-docs", action="store_true", help="leave docs/ as it is")
+    parser.add_argument("--no-docs", action="store_true", help="leave docs/performance.md and NOTEBOOK.md as they are")
     options = parser.parse_args()
     for name, known in (("only", SYSTEMS), ("measures", MEASURES)):
         chosen = [part for part in (getattr(options, name) or ",".join(known)).split(",") if part]
@@ -125,9 +125,9 @@ def main():
     if options.no_docs:
         return
     if report.is_whole(run.found, SYSTEMS, MEASURES):
-        report.write(run.found, ROOT / "docs")
+        report.write(run.found, ROOT)
     else:
-        print("docs/ is unchanged: it needs a run of all systems and measures, with at least 3 rounds and 1000 jobs")
+        print("no page is changed: that needs a run of all systems and measures, with at least 3 rounds and 1000 jobs")
 
 
 if __name__ == "__main__":

@@ -1,4 +1,4 @@
-"""Write a run's report: the machine, a table, and what was not measured; and update docs/performance.md."""
+"""Write a run's report: the machine, a table, and what was not measured; and update two pages with it."""
 
 from benchmarks.peers.arithmetic import ratio
 from benchmarks.peers.chart import chart
@@ -97,19 +97,28 @@ def is_whole(found, systems, measures):
     return got == wanted and options["rounds"] >= 3 and options["jobs"] >= 1000
 
 
-def write(found, docs):
-    """Write the chart, and the block between the markers of performance.md. Raises ValueError without markers."""
-    place = docs / "performance.md"
-    text = with_block(place.read_text(encoding="utf-8"), f"![The same as bars](img/peers.svg)\n\n{page(found)}")
-    (docs / "img").mkdir(exist_ok=True)
-    (docs / "img" / "peers.svg").write_text(chart(found), encoding="utf-8")
-    place.write_text(text, encoding="utf-8")
+def write(found, root):
+    """Write the chart, the table into docs/performance.md, and the rest into benchmarks/NOTEBOOK.md, between markers.
+
+    Raises ValueError without markers, and then changes nothing.
+    """
+    shown = ("![The same as bars](img/peers.svg)", _machine(found), table(found))
+    noted = (beside_the_best(found), _set_ups(found), _problems(found))
+    blocks = {root / "docs" / "performance.md": shown, root / "benchmarks" / "NOTEBOOK.md": noted}
+    pages = {
+        place: with_block(place.read_text(encoding="utf-8"), "\n\n".join(part for part in parts if part), place.name)
+        for place, parts in blocks.items()
+    }
+    (root / "docs" / "img").mkdir(exist_ok=True)
+    (root / "docs" / "img" / "peers.svg").write_text(chart(found), encoding="utf-8")
+    for place, text in pages.items():
+        place.write_text(text, encoding="utf-8")
 
 
-def with_block(text, block):
+def with_block(text, block, name):
     """Return the page with `block` between its markers, and all other text unchanged."""
     before, begin, rest = text.partition(BEGIN)
     _, end, after = rest.partition(END)
     if not begin or not end:
-        raise ValueError(f"performance.md: expected the lines {BEGIN} and {END}; put them where the table belongs")
+        raise ValueError(f"{name}: expected the lines {BEGIN} and {END}; put them where the table belongs")
     return f"{before}{BEGIN}\n{block.strip()}\n{END}{after}"

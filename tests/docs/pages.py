@@ -29,8 +29,8 @@ def text_of(*parts):
 
 
 def pages():
-    """Return every page of the documentation, and the pages at the root of the repository."""
-    return [*sorted(DOCS.rglob("*.md")), *sorted(ROOT.glob("*.md"))]
+    """Return every page of the documentation, of the benchmarks, and at the root of the repository."""
+    return [*sorted(DOCS.rglob("*.md")), *sorted((ROOT / "benchmarks").glob("*.md")), *sorted(ROOT.glob("*.md"))]
 
 
 def section(text, heading):

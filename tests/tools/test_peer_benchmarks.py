@@ -98,6 +98,33 @@ def test_a_partial_run_is_not_written_to_the_docs(found, option, value):
     assert not report.is_whole(found, SYSTEMS, MEASURES)
 
 
+def test_a_whole_run_is_written_between_the_markers_of_both_pages(found, tmp_path):
+    places = [tmp_path / "docs" / "performance.md", tmp_path / "benchmarks" / "NOTEBOOK.md"]
+    for place in places:
+        place.parent.mkdir()
+        place.write_text(f"before\n{report.BEGIN}\nold\n{report.END}\nafter\n")
+    report.write(found, tmp_path)
+    shown, noted = [place.read_text() for place in places]
+    assert report.table(found) in shown
+    assert report.beside_the_best(found) in noted
+    assert all(
+        text.startswith("before\n") and text.endswith("\nafter\n") and "old" not in text for text in (shown, noted)
+    )
+    assert "<svg" in (tmp_path / "docs" / "img" / "peers.svg").read_text()
+
+
+def test_a_page_without_markers_leaves_both_pages_unchanged(found, tmp_path):
+    for folder, name, text in (
+        ("docs", "performance.md", f"{report.BEGIN}\n{report.END}"),
+        ("benchmarks", "NOTEBOOK.md", ""),
+    ):
+        (tmp_path / folder).mkdir()
+        (tmp_path / folder / name).write_text(text)
+    with pytest.raises(ValueError, match=r"NOTEBOOK.md: expected the lines"):
+        report.write(found, tmp_path)
+    assert (tmp_path / "docs" / "performance.md").read_text() == f"{report.BEGIN}\n{report.END}"
+
+
 def test_marks_written_by_many_threads_are_all_read(tmp_path, monkeypatch):
     monkeypatch.setenv(marks.FOLDER, str(tmp_path))
     marks._forget()
