@@ -1,4 +1,4 @@
-"""Run every Python example, page by page in order; settings in examples must pass the system checks.
+"""Run every Python example, page by page in order, and the tests in it; settings in examples must pass the system checks.
 
 `PRESUMED` defines the names that a page presumes (`Order`, `transaction`); `NOT_RUN` lists examples that cannot run.
 """
@@ -6,6 +6,7 @@
 import ast
 import inspect
 import re
+import unittest
 from contextvars import ContextVar
 from functools import partial
 
@@ -56,8 +57,12 @@ FILLED = {
     "Order.objects.create(...)": "Order.objects.create(customer='a@example.org', item='cards', price=1)",
     "Invoice.objects.create(...)": "Order.objects.create(customer='a@example.org', item='cards', price=1)",
     "\n...\n": "\ndrain()\n",
+    "from shop.models": "from example_project.shop.models",
 }
-"""Replacements for the dots in examples."""
+"""Replacements for the dots in examples, and for the app that pages presume."""
+
+OWN_TASKS = re.compile(r"^from shop\.tasks import .*\n", re.MULTILINE)
+"""Imports of tasks that an earlier example of the page defines."""
 
 ELSEWHERE = {
     "docs/batches.md": "tests/tasks/test_docs_batches.py",
@@ -91,7 +96,7 @@ def first_line(example):
 
 def run(example, names):
     names["__name__"] = re.sub(r"\W+", "_", f"example_{example}")
-    text = example.code
+    text = OWN_TASKS.sub("", example.code)
     for dots, meant in FILLED.items():
         text = text.replace(dots, meant)
     for statement in compile(text, str(example), "exec", flags=ast.PyCF_ONLY_AST | AWAITS).body:
@@ -100,6 +105,15 @@ def run(example, names):
             async_to_sync(partial(awaited, code, names))()
         else:
             exec(code, names)
+
+
+def failures_of_tests(names):
+    """Run the TestCases that the examples define."""
+    load = unittest.defaultTestLoader.loadTestsFromTestCase
+    cases = [one for one in names.values() if inspect.isclass(one) and issubclass(one, unittest.TestCase)]
+    result = unittest.TestResult()
+    unittest.TestSuite(load(one) for one in cases if one.__module__.startswith("example_")).run(result)
+    return [trace for _, trace in (*result.failures, *result.errors)]
 
 
 async def awaited(code, names):
@@ -134,6 +148,7 @@ def test_the_examples_of_a_page_run(page, monkeypatch, settings):
             settings.FAKTORY = names["FAKTORY"]
             assert errors_of_checks() == [], example
             settings.FAKTORY = conf_before
+    assert failures_of_tests(names) == []
 
 
 @pytest.mark.core
