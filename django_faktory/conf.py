@@ -165,7 +165,7 @@ SETTINGS: dict[str, Setting] = {
     "MAX_COMMAND_BYTES": Setting(
         16 * 1024 * 1024,
         _integer(4096),
-        "Maximum length of a command line in bytes. Most verbs have lower limits, see docs/security.md.",
+        "Maximum length of a command line in bytes. Most verbs have [lower limits](command-limits.md).",
     ),
     "MAX_CONNECTIONS": Setting(
         2000,

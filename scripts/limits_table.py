@@ -1,10 +1,10 @@
-"""Write the table of limits in docs/security.md from `django_faktory.core.protocol.limits`; a test checks it."""
+"""Write the table of limits in docs/reference/command-limits.md from `core.protocol.limits`; a test checks it."""
 
 import sys
 from pathlib import Path
 
 ROOT = Path(__file__).resolve().parent.parent
-PAGE = ROOT / "docs" / "security.md"
+PAGE = ROOT / "docs" / "reference" / "command-limits.md"
 BEGIN = "<!-- limits: written by `make docs` from django_faktory/core/protocol/limits.py -->\n"
 END = "<!-- end of limits -->\n"
 

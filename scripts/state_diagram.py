@@ -1,10 +1,10 @@
-"""Write the diagram of a job's states into docs/protocol.md; tests/test_house_rules.py checks that it is up to date."""
+"""Write the diagram of a job's states into docs/reference/protocol.md; tests/test_house_rules.py checks that it is up to date."""
 
 import sys
 from pathlib import Path
 
 ROOT = Path(__file__).resolve().parent.parent
-PAGE = ROOT / "docs" / "protocol.md"
+PAGE = ROOT / "docs" / "reference" / "protocol.md"
 BEGIN = "<!-- Written by `make docs` from django_faktory/core/lifecycle.py. Change the table there. -->\n"
 END = "<!-- Here the diagram ends. -->\n"
 

@@ -113,7 +113,7 @@ def test_the_state_diagram_is_up_to_date():
 
 def test_each_protocol_rule_is_documented_and_named_by_a_test():
     rules = [f"W{number}" for number in range(1, 31)]
-    page = (DOCS / "protocol.md").read_text(encoding="utf-8")
+    page = (DOCS / "reference" / "protocol-rules.md").read_text(encoding="utf-8")
     assert re.findall(r"^\| (W\d+) \|", page, flags=re.MULTILINE) == rules
     named = rules_named_by_tests()
     assert [rule for rule in rules if rule not in named] == sorted(RULES_WITHOUT_TESTS)

@@ -1,7 +1,7 @@
 """Validated data types that cross layer boundaries: jobs, reservations, reports of a job's end.
 
-Pure: no Django, I/O, clock or randomness. Rules: `docs/protocol.md`, W9 to W11, W17. A job is kept as the JSON text
-that its client sent; the other attributes are the fields that the store queries. Structs are declared `gc=False`: they
+Pure: no Django, I/O, clock or randomness. Rules: W9 to W11, W17. A job is kept as the JSON text that
+its client sent; the other attributes are the fields that the store queries. Structs are declared `gc=False`: they
 contain no reference cycles, so the garbage collector does not need to track them.
 """
 

@@ -66,7 +66,7 @@ def whole_job_of(job: Job) -> dict[str, Any]:
     return rows.JobDetail.read(
         job,
         waiting_reason=reason and rows.WaitingReason.read(reason),
-        # Results and errors are not arguments, so `REDACT` does not apply to them (docs/security.md).
+        # Results and errors are not arguments, so `REDACT` does not apply to them (docs/private-arguments.md).
         job=_verbatim(redaction.redact_job(job.jobtype, job.payload)),
         attempts=[
             rows.FailedAttempt.read(run, log=redaction.redact_log(job.jobtype, run.log))

@@ -170,7 +170,7 @@ class FaktoryTask(GenericTask[P, R]):
     plain_json: bool = False
     """True if arguments have JSON types only and nothing in them is read as a reference (`docs/arguments.md`)."""
     encrypt: bool | None = None
-    """Whether arguments and results are encrypted (`docs/security.md`); None: as `ENCRYPT_ARGUMENTS` says."""
+    """Whether arguments and results are encrypted (`docs/private-arguments.md`); None: as `ENCRYPT_ARGUMENTS` says."""
     missing: str = "fail"
     """Outcome of a job if a model instance among its arguments no longer exists: "fail" or "discard"."""
     timeout: float | None = None

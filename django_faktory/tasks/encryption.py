@@ -1,7 +1,7 @@
 """Encryption of arguments and results, at rest and in transit; only this project's processes can read them.
 
-`"args": [{"$encrypted": TOKEN}]`; the token is Fernet's, of the JSON `[jobtype, args, kwargs]`. docs/security.md,
-"Encrypted arguments", specifies the format. Needs the package `cryptography` at run time, only if encryption is used.
+`"args": [{"$encrypted": TOKEN}]`; the token is Fernet's, of the JSON `[jobtype, args, kwargs]`. The format:
+`docs/private-arguments.md`. Needs the package `cryptography` at run time, only if encryption is used.
 """
 
 from __future__ import annotations

@@ -1,8 +1,8 @@
 """Redact the arguments of jobs for display, with the project's function `FAKTORY["REDACT"]`. Off by default.
 
 Every output of arguments (admin, API, command line, logs, reprs) passes through this module; workers and Faktory
-clients receive them unchanged. If the project's function fails, nothing is shown. Source: docs/security.md, section on
-arguments.
+clients receive them unchanged. If the project's function fails, nothing is shown. Source:
+`docs/private-arguments.md`.
 """
 
 from __future__ import annotations

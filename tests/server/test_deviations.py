@@ -1,4 +1,4 @@
-"""Differences from the specification and the original server; docs/protocol.md has a row for each."""
+"""Differences from the specification and the original server; docs/reference/protocol-rules.md has a row for each."""
 
 import hashlib
 import json

@@ -1,4 +1,4 @@
-"""docs/protocol.md matches the server: it quotes each error and lists each command."""
+"""docs/reference/protocol.md matches the server: it quotes each error and lists each command."""
 
 import re
 from pathlib import Path
@@ -10,7 +10,7 @@ from tests.server.raw import RawClient, push, worker
 
 pytestmark = pytest.mark.once
 
-PAGE = (Path(__file__).parents[2] / "docs" / "protocol.md").read_text(encoding="utf-8")
+PAGE = (Path(__file__).parents[2] / "docs" / "reference" / "protocol.md").read_text(encoding="utf-8")
 
 ANSWERS = [
     ("nonsense", "-ERR unknown command "),

@@ -120,7 +120,7 @@ class Jobs(Resource):
         Its arguments, queue, priority or time. All other members stay as its client sent them.
         """
         validated = self.read_input(inputs.JobChangesSerializer)
-        # Names only: a value may be an argument that `REDACT` hides, also in the admin log (docs/security.md).
+        # Names only: a value may be an argument that `REDACT` hides, also in the admin log (docs/private-arguments.md).
         changed = ", ".join(sorted(validated))
         changes = Changes(run_at=validated.pop("run_after", None), **validated)
         job = edit(self.get_object().jid, changes, using=get_alias())

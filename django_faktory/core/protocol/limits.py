@@ -1,6 +1,6 @@
 """Limit the size of commands and their fields: one table, checked before a command is executed (ADR 0033).
 
-Pure. `docs/security.md` has the same table, generated from this one by `make docs`. Rules: W7, W13.
+Pure. `docs/reference/command-limits.md` has this table, written by `make docs`. Rules: W7, W13.
 """
 
 from __future__ import annotations

@@ -169,7 +169,7 @@ def _check_glob(pattern: str) -> None:
 def parse_queue(text: str) -> ManagementCommand:
     """Parse the text after QUEUE: a sub-verb in any case, then names. Raises InvalidPayload."""
     word, *names = text.split() or [""]
-    # Verbs are upper case, but the words after QUEUE, TRACK and BATCH may have any case (docs/protocol.md).
+    # Verbs are upper case, but the words after QUEUE, TRACK and BATCH may have any case (docs/reference/protocol.md).
     verb = word.upper()
     check_count("QUEUE", "queues", len(names))
     if verb == "LATENCY":

@@ -1,4 +1,4 @@
-"""Define subcommands of `manage.py faktory`, and check the names in their arguments. Exit codes: docs/cli.md."""
+"""Define subcommands of `manage.py faktory`, check the names in their arguments (docs/reference/commands.md)."""
 
 from __future__ import annotations
 

@@ -25,7 +25,7 @@ _USAGE = 2
 
 
 class Command(BaseCommand):
-    """Manage the jobs of this project: see docs/cli.md."""
+    """Manage the jobs of this project: see docs/reference/commands.md."""
 
     help = "Manage jobs, queues, workers, batches and cron entries."
     requires_system_checks = ()

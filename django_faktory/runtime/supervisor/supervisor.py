@@ -1,8 +1,8 @@
 """Keep child processes alive, replace unresponsive ones, and end them (`Supervisor`).
 
 Uses no database, no broker and no thread: it forks children, reads their heartbeats, and sends signals. Rules:
-docs/cli.md (signals, exit codes); W20 for the report of lost workers. A fork is fast and shares the memory of the
-loaded project (ADR 0038).
+docs/reference/signals.md; W20 for the report of lost workers. A fork is fast and shares the memory of the loaded
+project (ADR 0038).
 """
 
 from __future__ import annotations

@@ -125,14 +125,14 @@ def test_failure_texts_of_any_length_are_accepted():
     )
 
 
-def test_the_security_page_contains_the_limits_table():
-    page = (Path(__file__).parents[3] / "docs" / "security.md").read_text(encoding="utf-8")
+def test_the_limits_page_contains_the_table():
+    page = (Path(__file__).parents[3] / "docs" / "reference" / "command-limits.md").read_text(encoding="utf-8")
     assert limits_table.render() in page, "run `make docs`"
 
 
-def test_the_security_page_lists_the_highest_cost_of_each_verb():
-    page = (Path(__file__).parents[3] / "docs" / "security.md").read_text(encoding="utf-8")
-    section = page.partition("### What a command costs at most")[2].partition("\n### ")[0]
+def test_the_limits_page_lists_the_highest_cost_of_each_verb():
+    page = (Path(__file__).parents[3] / "docs" / "reference" / "command-limits.md").read_text(encoding="utf-8")
+    section = page.partition("## What a command costs at most")[2].partition("\n## ")[0]
     named = set(
         re.findall(
             r"\b[A-Z]{3,6}\b", " ".join(row.split("|")[1] for row in section.splitlines() if row.startswith("|"))
