@@ -4,7 +4,7 @@
 
 All nodes run on this machine, each with a server and one worker process. With fewer cores than nodes, jobs per second
 show the limit of the machine: look at the costs per job and per node instead. PostgreSQL only, on this machine. Prints
-a table, and writes it to docs/scaling.md after a complete run. Every round is in results/scaling.json.
+a table, and writes it to NOTEBOOK.md after a complete run. Every round is in results/scaling.json.
 """
 
 import argparse
@@ -22,7 +22,7 @@ from benchmarks.peers.arithmetic import median
 from benchmarks.probe import Probe
 from benchmarks.processes import node
 
-PAGE = HERE.parent / "docs" / "scaling.md"
+PAGE = HERE / "NOTEBOOK.md"
 BEGIN = "<!-- scaling: begin; written by python -m benchmarks.scaling -->\n"
 END = "<!-- scaling: end -->"
 SETTLING_S = 5.0
@@ -194,7 +194,7 @@ def main():
     parser.add_argument("--jobs", type=int, default=20_000, help="a drain (default: %(default)s)")
     parser.add_argument("--rounds", type=int, default=3, help="of which the medians are taken (default: %(default)s)")
     parser.add_argument("--idle-s", type=float, default=15.0, help="of watching nodes without jobs")
-    parser.add_argument("--no-docs", action="store_true", help="do not write docs/scaling.md, as in a smaller run")
+    parser.add_argument("--no-docs", action="store_true", help="do not write NOTEBOOK.md, as in a smaller run")
     options = parser.parse_args()
     if os.environ.get("BENCH_DATABASE", "postgresql") != "postgresql":
         parser.error("expected PostgreSQL: its processes and counters are measured")
