@@ -19,7 +19,7 @@ help:
 	@echo "make fuzz     let a fuzzer attack the protocol for a minute (FUZZ_S=600: ten); Linux on x86-64"
 	@echo "make planted  insert one defect after the other; a test must detect each (ARGS='--sample 3': some)"
 	@echo "make mutants  change core/ and store/ in many small ways; prints what no test detects (ARGS='django_faktory.core.cron*')"
-	@echo "make lint     formatting, ruff, mypy, import contracts, house rules, migrations, secrets, known holes"
+	@echo "make lint     formatting, ruff, mypy, import contracts, house rules, spelling, migrations, secrets, known holes"
 	@echo "make format   format the code"
 	@echo "make wheel    build wheel and sdist, and use the wheel in an empty environment and a new project"
 	@echo "make setup    make .venv and install what the other targets need"
