@@ -1,4 +1,4 @@
-"""Run Django's own tests of the Tasks framework with our backends in place of Django's: `docs/django-tasks.md`.
+"""Run Django's own tests of the Tasks framework with our backends in place of Django's: `docs/reference/django-tasks.md`.
 
 The tests are part of Django's source package; pip downloads it once into `.demo/`, which is not committed. Needs a
 Python with Django 6.0 or newer. Fails unless exactly the exceptions below fail: an exception that passes must be

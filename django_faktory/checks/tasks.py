@@ -92,7 +92,7 @@ def check_tasks_of_other_apps(**_: Any) -> list[CheckMessage]:
         Info(
             f"TASKS[{DEFAULT_TASK_BACKEND_ALIAS!r}]: also takes the tasks of other apps: {names}",
             hint="Without a worker they never run, and failures are retried MAX_ATTEMPTS times; see "
-            '"Tasks of other apps" in docs/django-tasks.md.',
+            '"Tasks of other apps" in docs/reference/django-tasks.md.',
             id="django_faktory.I002",
         )
     ]

@@ -68,7 +68,7 @@ def test_yaml_in_the_guides_can_be_parsed(page):
 
 
 def test_alerts_use_only_existing_metrics():
-    known = set(re.findall(r"`(django_faktory_\w+)`", section(text_of("metrics.md"), "## Prometheus")))
+    known = set(re.findall(r"`(django_faktory_\w+)`", section(text_of("reference", "metrics.md"), "## Prometheus")))
     asked = set(
         re.findall(r"\bdjango_faktory_\w+", "".join(page.read_text() for page in (DOCS / "howto").glob("*.md")))
     )

@@ -1,4 +1,4 @@
-"""Run every Python example, page by page in order, and the tests in it; settings in examples must pass the system checks.
+"""Run every Python example, page by page in order, and its tests; settings in examples must pass the system checks.
 
 `PRESUMED` defines the names that a page presumes (`Order`, `transaction`); `NOT_RUN` lists examples that cannot run.
 """

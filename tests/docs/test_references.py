@@ -197,7 +197,7 @@ def test_the_api_page_lists_exactly_the_problem_types():
 
     kinds = {kind for _, _, kind, _ in problems._PACKAGE_PROBLEMS}
     kinds |= {kind for kind, _ in problems._FRAMEWORK_PROBLEMS.values()}
-    documented = re.search(r"`type` ends in:(.*?)\n\n", text_of("api.md"), flags=re.DOTALL)[1]
+    documented = re.search(r"`type` ends in:(.*?)\n\n", text_of("reference", "api.md"), flags=re.DOTALL)[1]
     assert set(re.findall(r"`([a-z-]+)`", documented)) == kinds
 
 
@@ -242,7 +242,7 @@ def test_the_metrics_page_lists_exactly_the_statsd_metrics():
     sums = Series()
     sums.succeeded = sums.failed = 1
     sent = [*statsd.format_job_counts({("mail", "send"): sums}), *statsd.format_sizes(numbers)]
-    cells = first_cells(section(text_of("metrics.md"), "## statsd"))
+    cells = first_cells(section(text_of("reference", "metrics.md"), "## statsd"))
     documented = {cell if cell.startswith("faktory.") else f"faktory{cell}" for cell in cells}
     assert documented == {line.partition(":")[0] for line in sent}
 
@@ -277,12 +277,12 @@ def test_the_signals_page_lists_exactly_the_handled_process_signals():
 def test_the_api_page_lists_each_resource_and_act():
     from django_faktory.contrib.api.urls import router
 
-    page = section(text_of("api.md"), "## Resources") + section(text_of("api.md"), "## Jobs")
+    page = section(text_of("reference", "api.md"), "## Resources") + section(text_of("reference", "api.md"), "## Jobs")
     routed = {part for pattern in router.urls for part in re.findall(r"([a-z]+)/", str(pattern.pattern))}
     assert {word for word in routed if f"{word}/" not in page} == set()
     documented = {
         word
-        for cell in first_cells(section(text_of("api.md"), "## Resources"))
+        for cell in first_cells(section(text_of("reference", "api.md"), "## Resources"))
         for word in re.findall(r"([a-z]+)/", cell)
     }
     assert documented - routed == {"schema"}

@@ -1,4 +1,4 @@
-"""Test that docs/django-tasks.md and `scripts/django_suite.py` agree about Django's own tests."""
+"""Test that docs/reference/django-tasks.md and `scripts/django_suite.py` agree about Django's own tests."""
 
 import re
 import runpy
@@ -9,7 +9,7 @@ import pytest
 pytestmark = pytest.mark.core
 
 ROOT = Path(__file__).parent.parent.parent
-PAGE = (ROOT / "docs" / "django-tasks.md").read_text()
+PAGE = (ROOT / "docs" / "reference" / "django-tasks.md").read_text()
 SUITE = runpy.run_path(str(ROOT / "scripts" / "django_suite.py"))
 
 

@@ -1,7 +1,7 @@
 """REST API of the jobs, an optional extra: `pip install django-faktory[api]`.
 
 Mount it with `path("api/", include("django_faktory.contrib.api.urls"))`. It uses the same operations as the admin and
-the command line and checks the permissions of `models.permissions`. Docs: docs/api.md.
+the command line and checks the permissions of `models.permissions`. Docs: docs/reference/api.md.
 """
 
 try:

@@ -24,7 +24,7 @@ logger = get_logger(__name__)
 MEDIA_TYPE = "application/problem+json"
 KIND = "urn:django-faktory:problem:"
 
-# The kinds are part of the API: docs/api.md lists them, and a test compares both.
+# The kinds are part of the API: docs/reference/api.md lists them, and a test compares both.
 _PACKAGE_PROBLEMS: list[tuple[type[Exception] | tuple[type[Exception], ...], int, str, str]] = [
     (errors.InvalidQuery, 400, "invalid-query", "The query cannot be read"),
     (

@@ -307,7 +307,7 @@ def test_the_docs_list_every_metric_and_the_dashboard_uses_only_these():
         queues={}, latencies={}, paused={}, sets={}, workers={}, batches={}, processed=0, failed=0, late=0, series=sums
     )
     exported = set(re.findall(r"# TYPE (\S+)", exposition(numbers).decode()))
-    page = (DOCS / "metrics.md").read_text(encoding="utf-8")
+    page = (DOCS / "reference" / "metrics.md").read_text(encoding="utf-8")
     assert set(re.findall(r"^\| `(django_faktory_\w+)`", page, re.MULTILINE)) == exported
     dashboard = json.loads((DOCS / "grafana.json").read_text(encoding="utf-8"))
     asked = " ".join(target["expr"] for panel in dashboard["panels"] for target in panel["targets"])
