@@ -48,9 +48,9 @@ class JobLockAdmin(ReadOnlyAdmin):
     list_per_page = 50
     actions = ("release",)
     has_release_permission = requires_permission("joblock.release")
-    extra_fields = ("token", "holder", "worker", "since", "until", "waiting")
+    extra_fields = ("token", "holder", "claims", "worker", "since", "until", "waiting")
     fieldsets = (
-        (None, {"fields": ("key", "token", "holder", "attempt", "worker", "waiting")}),
+        (None, {"fields": ("key", "token", "holder", "claims", "worker", "waiting")}),
         (_("Times"), {"fields": ("since", "until", "lease")}),
     )
 
@@ -72,6 +72,7 @@ class JobLockAdmin(ReadOnlyAdmin):
     since = time_column("acquired_at", _("since"))
 
     token = column(attrgetter("pk"), _("token"))
+    claims = column(attrgetter("claims"), _("attempt"))
     holder = column(
         lambda lock: format_html('<a href="{}">{}</a>', jobs_link(q=lock.jid), lock.jid), _("held by"), "jid"
     )

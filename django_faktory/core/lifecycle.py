@@ -14,6 +14,11 @@ from ..errors import InvalidTransition
 
 DEAD_FOR_S = 180 * 86_400
 """Seconds a dead job is kept: 180 days."""
+CLAIMS_OF_ROW = 1 << 20
+"""Distance between the attempts of two rows: the first claim of a row has its id times this, plus one.
+
+So no two runs of a jid have an attempt in common, and a PUSH need not read the earlier ones (ADR 0048).
+"""
 MAX_LOSSES = 3
 """Losses of its worker after which a job becomes dead (W20)."""
 
@@ -182,6 +187,11 @@ def retry_delay_s(failures: int, rng: Random) -> float:
     `failures` counts the earlier ones. Capped at 30 days, which 41 failures reach: a longer delay could overflow dates.
     """
     return float(min(failures**4 + 15 + rng.randrange(30) * (failures + 1), 30 * 86_400))
+
+
+def count_claims(attempt: int) -> int:
+    """Return the number of claims of a row that has this `attempt`."""
+    return attempt % CLAIMS_OF_ROW
 
 
 def outcome_of_loss(losses: int) -> State:

@@ -21,7 +21,7 @@ from django.utils import timezone
 
 from ..core import queries
 from ..core.json import jsontext
-from ..core.lifecycle import State
+from ..core.lifecycle import State, count_claims
 from ..core.queries import Age, Pattern, Query, parse_query
 from .constraints import JOB_CONSTRAINT
 from .database import JobsManager, JobsModel
@@ -366,8 +366,8 @@ class Job(JobsModel):
     wid = ExactCharField(
         max_length=255, default="", db_default="", help_text="The worker that holds it, or held it last."
     )
-    attempt = models.IntegerField(
-        default=0, db_default=0, help_text="Number of claims; a report with another number is too late."
+    attempt = models.BigIntegerField(
+        default=0, db_default=0, help_text="Grows with each claim; a report with another number is too late (ADR 0048)."
     )
     failures = models.IntegerField(default=0, db_default=0)
     losses = models.SmallIntegerField(default=0, db_default=0, help_text="Number of times its worker was lost.")
@@ -487,10 +487,15 @@ class Job(JobsModel):
         return -self.sort_priority
 
     @property
+    def claims(self) -> int:
+        """Number of claims, of which some may have been released."""
+        return count_claims(self.attempt)
+
+    @property
     def attempts(self) -> int:
         """Runs that failed, lost their worker, succeeded or are in progress. Interrupted runs do not count.
 
-        The column `attempt` is a fence: it also counts claims that were released.
+        The column `attempt` is a fence: it grows with each claim, and begins at a number of its own in each row.
         """
         return self.failures + self.losses + (self.state in (State.WORKING, State.SUCCEEDED))
 

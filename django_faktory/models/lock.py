@@ -7,6 +7,7 @@ from typing import ClassVar
 from django.db import models
 from django.utils.translation import gettext_lazy as _
 
+from ..core.lifecycle import count_claims
 from .database import JobsModel
 from .fields import ExactCharField
 from .permissions import LOCK_PERMISSIONS
@@ -18,7 +19,7 @@ class JobLock(JobsModel):
     # Exclusion rests on this unique key alone; the state `blocked` only saves reads and wakeups (ADR 0015).
     key = ExactCharField(max_length=255, unique=True, db_column="lock_key")
     jid = ExactCharField(max_length=255)
-    attempt = models.IntegerField()
+    attempt = models.BigIntegerField()
     wid = ExactCharField(max_length=255, db_index=True)
     lease = models.DurationField(help_text=_("Time after which it expires unless it is extended."))
     acquired_at = models.DateTimeField()
@@ -32,3 +33,8 @@ class JobLock(JobsModel):
 
     def __str__(self) -> str:
         return f"{self.key} #{self.pk}"
+
+    @property
+    def claims(self) -> int:
+        """Number of claims of its job."""
+        return count_claims(self.attempt)

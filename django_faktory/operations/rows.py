@@ -279,7 +279,7 @@ class LockRow(Row):
     token = Number("Fencing token; a later lock of the same key has a higher one.", "pk")
     key = Text("Lock key; of all jobs with it, one runs at a time.")
     jid = Text("The job that has it.")
-    attempt = Number("The attempt of the job that has it.")
+    attempt = Number("Number of claims of the job that has it.", "claims")
     worker = Text("The worker that runs the job.", "wid", null=True)
     acquired_at = Time("When the job acquired it.")
     expires_at = Time("When it expires unless it is extended.")

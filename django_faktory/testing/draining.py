@@ -21,7 +21,7 @@ from msgspec.structs import replace
 from .. import conf
 from ..brokers import get_broker
 from ..brokers.orm import OrmBroker
-from ..core.lifecycle import DELAYED, State
+from ..core.lifecycle import DELAYED, State, count_claims
 from ..core.payloads import LATER, Ack, Failure, FetchRequest, Reservation, TrackUpdate
 from ..errors import FaktoryError
 from ..models import Job
@@ -186,7 +186,7 @@ class _Drain:
             jid=reservation.jid,
             jobtype=execution.task.jobtype if execution else (row.jobtype if row else ""),
             queue=reservation.queue,
-            attempt=reservation.attempt,
+            attempt=count_claims(reservation.attempt),
             state=row.state if row else str(assumed_state),
             result=execution.result if execution else None,
             error=error,

@@ -3,7 +3,7 @@
 import pytest
 
 from django_faktory.brokers.orm import OrmBroker
-from django_faktory.core.payloads import Ack
+from django_faktory.core.payloads import Ack, failure
 from django_faktory.models import Job, Queue
 from tests.contract.batch_contract import BatchContract
 from tests.contract.broker_contract import BrokerContract
@@ -31,6 +31,21 @@ class TestOrmBroker(BatchContract, ManagementContract, BrokerContract):
         [again] = self.fetch(broker, wid="")
         assert broker.release([got]) == 0
         assert Job.objects.get().attempt == again.attempt
+
+    @pytest.mark.parametrize("result_ttl", [None, 60])
+    def test_a_late_report_of_an_earlier_run_of_a_jid_changes_nothing(self, broker, me, result_ttl):
+        """The same worker has the job again, which was pushed again after its end."""
+        job = payload(result_ttl=result_ttl)
+        late = []
+        for _ in range(3):
+            broker.push([job])
+            [got] = self.fetch(broker)
+            for report in late:
+                assert broker.ack([report]) == [False]
+                assert broker.fail([failure(jid=job.jid, wid=me, attempt=report.attempt)]) == [False]
+            held = Ack(jid=job.jid, wid=me, attempt=got.attempt)
+            assert broker.ack([held]) == [True]
+            late.append(held)
 
     def test_a_fetch_returns_up_to_the_requested_number_of_jobs(self, broker, me):
         broker.push([payload() for _ in range(5)])

@@ -27,7 +27,7 @@ def test_a_job_that_waits_for_newer_code_has_no_attempts():
         work()
         make_ready(jid)
     job = Job.objects.get(jid=jid)
-    assert job.attempt == 4, "each claim moves the fence"
+    assert job.claims == 4, "each claim moves the fence"
     assert counts(jid) == (0, 3)
     assert (JobSummary.read(job)["attempt"], JobSummary.read(job)["max_attempts"]) == (0, 3)
 

@@ -31,7 +31,7 @@ def run_jobs(narrow, work):
         assert worker.ended(10), "a report was still waiting"
         assert worker.has_ended_well
         guilty_jid = results[INNOCENT // 2].id
-        innocent = rows.exclude(jid=guilty_jid).values_list("state", "attempt")
+        innocent = [(job.state, job.claims) for job in rows.exclude(jid=guilty_jid)]
         assert Counter(innocent) == {("succeeded", 1): INNOCENT}
         assert Counter(tasks.runs) == {f"job{number}": 1 for number in range(INNOCENT + 1)}
         return rows.get(jid=guilty_jid)
@@ -73,7 +73,7 @@ def test_an_error_message_that_the_database_refuses_is_stored_in_ascii(task, end
 @pytest.mark.parametrize("where", ["log", "progress"])
 def test_log_lines_and_progress_that_the_database_refuses_cost_no_job(task, where, end):
     job = end(task, where)
-    assert (job.state, job.attempt) == ("succeeded", 1)
+    assert (job.state, job.claims) == ("succeeded", 1)
     if where == "log":
         [run] = runs_of(job.history)
         assert "line: " in run.log[0]

@@ -365,7 +365,7 @@ class TestHandedOut:
         assert [fetch(client), fetch(client)] == ["a", "b"]
         wait_until(lambda: job("b").claim > 0)
         one = job("b")
-        assert (one.wid, one.state, one.attempt) == ("wid-1", "working", 1)
+        assert (one.wid, one.state, one.claims) == ("wid-1", "working", 1)
         assert one.reserved_until == one.started_at + timedelta(seconds=600)
 
     def test_a_late_confirmation_does_not_restore_an_acknowledged_job(self, client, server):

@@ -166,7 +166,7 @@ def test_other_jobs_run_while_a_postponed_job_waits(work, state, forgotten):
     work()
     wait_until(lambda: put_off(late.id))
     state(echo.enqueue("x"), "succeeded")
-    assert Job.objects.get(jid=late.id).attempt <= 2
+    assert Job.objects.get(jid=late.id).claims <= 2
 
 
 def test_a_job_of_unknown_type_fails_after_the_grace_period(work, state, forgotten):

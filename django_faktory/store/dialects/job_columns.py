@@ -53,7 +53,6 @@ class NewRow(msgspec.Struct, gc=False):
     unique_until_start: bool = False
     lock_key: str | None = None
     bid: str | None = None
-    attempt: int = 0
     callback_of: str | None = None
 
 

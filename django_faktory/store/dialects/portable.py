@@ -14,6 +14,7 @@ from django.db.backends.base.base import BaseDatabaseWrapper
 from django.db.backends.utils import CursorWrapper
 from msgspec.structs import astuple
 
+from ...core.lifecycle import CLAIMS_OF_ROW
 from ...core.payloads import Ack, Delivery, Reservation
 from ..chunks import chunks
 from .base import COUNTER, JOB, LIMIT, LIMITER, QUEUE, WORKER, Dialect, OrderedJobs, marks, utc
@@ -110,7 +111,7 @@ class PortableDialect(Dialect):
         return rows
 
     def _to_reservation(self, row: tuple[Any, ...], wid: str, now: datetime, paused: PausedSources) -> Reservation:
-        (_, jid, queue, payload, attempt, created_at, enqueued_at, failure, history, reserve_for, result_ttl,
+        (row_id, jid, queue, payload, attempt, created_at, enqueued_at, failure, history, reserve_for, result_ttl,
          jobtype, lock_key, limit_key, is_batchless) = row  # fmt: skip
         is_limited = limit_key is not None or ("task", jobtype) in paused.limited or ("queue", queue) in paused.limited
         return Reservation(
@@ -119,7 +120,7 @@ class PortableDialect(Dialect):
             jobtype=jobtype,
             text=payload,
             wid=wid,
-            attempt=attempt + 1,
+            attempt=max(attempt, row_id * CLAIMS_OF_ROW) + 1,
             created_at=utc(created_at),
             enqueued_at=utc(enqueued_at),
             started_at=now,
@@ -142,8 +143,9 @@ class PortableDialect(Dialect):
         starts = "CASE WHEN unique_until_start AND lock_key IS NULL THEN NULL ELSE unique_key END"
         limited = "permits = ''" if is_limited else f"unique_key = {starts}"
         cursor.execute(
-            f"UPDATE {JOB} SET state = 'working', wid = %s, attempt = attempt + 1, started_at = %s, run_at = NULL,"
-            f" limiter = NULL, claim = %s, {limited}, reserved_until = {self.after('%s', self._lease(plan))}"
+            f"UPDATE {JOB} SET state = 'working', wid = %s, started_at = %s, run_at = NULL, limiter = NULL,"
+            f" attempt = {self.greatest}(attempt, id * {CLAIMS_OF_ROW}) + 1, claim = %s, {limited},"
+            f" reserved_until = {self.after('%s', self._lease(plan))}"
             f" WHERE id IN ({marks(ids)})",
             [wid, clock, plan.mark, clock, *ids],
         )

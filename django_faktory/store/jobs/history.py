@@ -67,7 +67,7 @@ def _read_items(job: Job) -> list[str]:
 def _describe_run(job: Job) -> dict[str, Any]:
     """Return the members that every entry has."""
     started_at = rfc3339(job.started_at) if job.started_at else ""
-    return {"attempt": job.attempt, "wid": job.wid, "started_at": started_at}
+    return {"attempt": job.claims, "wid": job.wid, "started_at": started_at}
 
 
 def _append(items: Sequence[str], entry: dict[str, Any]) -> str:

@@ -90,9 +90,6 @@ def _push_once(
         if row.unique_key and holders.setdefault(row.unique_key, job.jid) != job.jid:
             refusals[job.jid] = NotUnique(job.jid)
             continue
-        old_row = stored.get(job.jid)
-        # Keeps growing, so that late reports on the old job stay fenced.
-        row.attempt = old_row.attempt if old_row else 0
         row.callback_of = callback_of
         if (
             row.lock_key
@@ -153,7 +150,7 @@ def _clear_expired_keys(
 
 
 def _find_stored(connection: BaseDatabaseWrapper, jids: Sequence[str]) -> dict[str, Job]:
-    jobs = Job.objects.using(connection.alias).only("jid", "state", "attempt", "bid", "callback_of")
+    jobs = Job.objects.using(connection.alias).only("jid", "state", "bid", "callback_of")
     return {job.jid: job for chunk in chunks(jids, CHUNK) for job in jobs.filter(jid__in=chunk)}
 
 

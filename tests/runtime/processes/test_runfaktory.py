@@ -206,7 +206,7 @@ class TestCrashes:
             reaches(add.enqueue(1, 2), "succeeded")
         meeting.release_task()
         reaches(running, "succeeded")
-        assert Job.objects.get(jid=running.id).attempt == 1
+        assert Job.objects.get(jid=running.id).claims == 1
 
 
 class TestOrders:

@@ -32,9 +32,7 @@ def test_an_error_after_the_acknowledgement_is_not_its_answer(node, monkeypatch,
         monkeypatch.setattr(claims.ClaimContext, "claim", fail)
     # A unique job takes a transaction of its own.
     jobs = [payload("unique-1", custom={"unique_for": 60})]
-    reply = node.broker.exchange(
-        jobs, [Ack(jid=job.jid, wid="w1", attempt=1)], [FetchRequest(queues=("none",), wid="w1")]
-    )
+    reply = node.broker.exchange(jobs, [Ack(jid=job.jid, wid="w1")], [FetchRequest(queues=("none",), wid="w1")])
     assert list(reply.acked) == [True]
     assert [answer is None for answer in reply.pushed] == [fails == "fetch"]
     assert reply.fetched == [[]]

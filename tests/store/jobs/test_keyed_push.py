@@ -120,7 +120,7 @@ def test_a_dead_job_that_is_pushed_again_keeps_its_unique_lock():
     failures.fail(Store(USING), [failure(jid=held.jid)])
     assert push(job) == [True]
     row = Job.objects.get()
-    assert (row.state, row.attempt, row.failures) == ("enqueued", held.attempt, 0)
+    assert (row.state, row.failures) == ("enqueued", 0)
     assert push(unique()) == [False]
 
 
@@ -336,13 +336,13 @@ def test_jobs_with_options_are_fetched_in_push_order(wish):
 
 
 @pytest.mark.parametrize("wish", ["expires in", "lock", "about", "unique"])
-def test_a_pushed_job_replaces_a_finished_one_and_keeps_its_attempt_number(wish):
-    """W10: the number of the attempt is kept, and the old result is dropped."""
+def test_a_pushed_job_replaces_a_finished_one(wish):
+    """W10: the old result is dropped."""
     job = payload(custom=WISHES[wish])
-    old = JobFactory(succeeded=True, jid=job.jid, attempt=7, result="1")
+    JobFactory(succeeded=True, jid=job.jid, result="1")
     push(job)
     found = Job.objects.get()
-    assert (found.state, found.attempt, found.result, found.result_ttl) == ("enqueued", old.attempt, None, None)
+    assert (found.state, found.result, found.result_ttl) == ("enqueued", None, None)
 
 
 @pytest.mark.parametrize("wish", ["expires in", "lock", "about", "unique"])

@@ -66,10 +66,10 @@ class TestHeartbeat:
         WorkerFactory(wid="w1")
         [job] = claimed(broker, Lease.HEARTBEAT, payload("a", reserve_for=600))
         clock.moves(299)
-        broker.beat([Beat(wid="w1", held=((job.jid, 1),))])
+        broker.beat([Beat(wid="w1", held=((job.jid, job.attempt),))])
         assert reserved() == at(600), "a short job costs no write"
         clock.moves(301)
-        broker.beat([Beat(wid="w1", held=((job.jid, 1),))])
+        broker.beat([Beat(wid="w1", held=((job.jid, job.attempt),))])
         assert reserved() == at(301 + 600)
 
     @pytest.mark.parametrize(
@@ -88,13 +88,13 @@ class TestHeartbeat:
         WorkerFactory(wid="w1"), WorkerFactory(wid="w2")
         [job] = claimed(broker, Lease.HEARTBEAT)
         clock.moves(1700)
-        broker.beat([Beat(wid="w2", held=((job.jid, 1),))])
+        broker.beat([Beat(wid="w2", held=((job.jid, job.attempt),))])
         assert reserved() == at(1800)
 
     def test_a_beat_of_an_unregistered_worker_extends_no_reservation(self, broker, clock):
         [job] = claimed(broker, Lease.HEARTBEAT)
         clock.moves(1700)
-        broker.beat([Beat(wid="w1", held=((job.jid, 1),))])
+        broker.beat([Beat(wid="w1", held=((job.jid, job.attempt),))])
         assert reserved() == at(1800)
 
     def test_a_beat_extends_all_jobs_that_it_names(self, broker, clock):
@@ -122,7 +122,7 @@ class TestHeartbeat:
         beaten = threading.Event()
 
         def beat():
-            broker.beat([Beat(wid="w1", held=tuple((job.jid, 1) for job in jobs))])
+            broker.beat([Beat(wid="w1", held=tuple((job.jid, job.attempt) for job in jobs))])
             broker.close()
             beaten.set()
 
@@ -169,7 +169,7 @@ class TestDelivery:
         assert broker.confirm([Delivery(job, 3.0)]) == set()
         row.refresh_from_db()
         assert row.claim > 0
-        assert (row.state, row.wid, row.attempt) == ("working", "w1", 1)
+        assert (row.state, row.wid, row.claims) == ("working", "w1", 1)
         assert abs(row.reserved_until - at(600)) <= timedelta(seconds=3)
 
     def test_a_reservation_shorter_than_the_delivery_lease_is_not_extended(self, broker):
@@ -211,7 +211,7 @@ class TestDelivery:
         claimed(broker, Lease.DELIVERY, payload("other", at=at(9000)), wid="w2")
         broker.confirm([Delivery(job, DELIVERY_S + 5.0)])
         row = Job.objects.get(jid=job.jid)
-        assert (row.wid, row.attempt, row.reserved_until) == ("w2", 2, at(2 * DELIVERY_S + 5))
+        assert (row.wid, row.claims, row.reserved_until) == ("w2", 2, at(2 * DELIVERY_S + 5))
         assert row.claim < 0
 
     def test_confirming_a_finished_job_does_not_revive_it(self, broker):

@@ -79,7 +79,7 @@ def test_a_prefetched_job_has_no_worker_until_it_is_confirmed(broker, postgresql
     stored("a")
     read(broker, asking(1, count=0))
     one = Job.objects.get()
-    assert (one.state, one.wid, one.attempt) == ("working", "", 1)
+    assert (one.state, one.wid, one.claims) == ("working", "", 1)
     assert one.claim < 0
     assert one.reserved_until == T0 + timedelta(seconds=60)
 

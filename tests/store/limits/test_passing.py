@@ -138,7 +138,7 @@ def test_jobs_over_a_queue_limit_stay_enqueued(node):
     node.push("a", "b")
     assert node.fetch(5) == ["a"]
     assert states("b") == ["enqueued"]
-    assert Job.objects.get(jid=jid("b")).attempt == 0
+    assert Job.objects.get(jid=jid("b")).claims == 0
 
 
 def test_blocking_a_job_counts_no_attempt_and_keeps_its_unique_key(node):
@@ -147,7 +147,7 @@ def test_blocking_a_job_counts_no_attempt_and_keeps_its_unique_key(node):
     node.broker.push([payload(jid="b", custom={"unique_for": 100, "unique_until": "start"})])
     assert node.fetch(2) == ["a"]
     row = Job.objects.get(jid=jid("b"))
-    assert (row.attempt, row.wid, row.started_at, row.reserved_until) == (0, "", None, None)
+    assert (row.claims, row.wid, row.started_at, row.reserved_until) == (0, "", None, None)
     assert row.unique_key is not None, "it has not begun"
     node.ack("a")
     node.fetch(2)

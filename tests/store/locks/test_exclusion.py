@@ -215,7 +215,7 @@ def test_a_due_retry_of_a_locked_key_is_blocked_without_an_attempt(node):
     due.enqueue_due(Store(now=datetime.now(UTC) + timedelta(hours=2)))
     assert one.fetch() == []
     retried = Job.objects.get(jid=jid("A"))
-    assert (retried.state, retried.attempt, retried.failures) == ("blocked", 1, 1)
+    assert (retried.state, retried.claims, retried.failures) == ("blocked", 1, 1)
 
 
 @pytest.mark.parametrize(("names", "taken", "counts"), [(("A", "A1", "A2"), 1, (2, 2)), (("A", "A1", "B"), 1, (2, 1))])

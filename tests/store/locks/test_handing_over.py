@@ -186,7 +186,7 @@ def test_the_result_of_an_ack_with_a_handoff_is_kept_and_counted(one):
     one.push("A1")
     holder = one.reserve()
     request = FetchRequest(queues=("default",), wid="w1")
-    one.broker.exchange([], [Ack(jid=holder.jid, wid="w1", attempt=1, result='"done"')], [request])
+    one.broker.exchange([], [Ack(jid=holder.jid, wid="w1", attempt=holder.attempt, result='"done"')], [request])
     kept = Job.objects.get(jid=jid("A"))
     assert (kept.state, kept.result, kept.lock_token, kept.reserved_until) == ("succeeded", '"done"', None, None)
     assert (kept.purge_at - kept.finished_at).total_seconds() == pytest.approx(600, abs=0.01)
@@ -206,9 +206,9 @@ def test_a_job_claimed_by_a_handoff_is_stored_like_any_other_claim(one):
     holder = one.reserve()
     [job] = hand_over(one, holder, wid="w2")
     row = Job.objects.get(jid=jid("A1"))
-    assert (row.state, row.wid, row.attempt, row.enqueued_at) == ("working", "w2", 1, job.enqueued_at)
+    assert (row.state, row.wid, row.claims, row.enqueued_at) == ("working", "w2", 1, job.enqueued_at)
     assert (row.reserved_until - row.started_at).total_seconds() == pytest.approx(job.reserve_for, abs=0.01)
-    assert (job.text, job.queue, job.attempt, job.lock_key) == (row.payload, "default", 1, row.lock_key)
+    assert (job.text, job.queue, job.attempt, job.lock_key) == (row.payload, "default", row.attempt, row.lock_key)
     assert row.claim is not None
 
 
@@ -217,7 +217,7 @@ def test_other_requests_of_the_exchange_get_the_remaining_jobs(one):
     holder = one.reserve()
     one.push("B", "C")
     requests = [FetchRequest(queues=("default",), wid=wid) for wid in ("w1", "w2", "w3", "w4")]
-    result = one.broker.exchange([], [Ack(jid=holder.jid, wid="w1", attempt=1)], requests)
+    result = one.broker.exchange([], [Ack(jid=holder.jid, wid="w1", attempt=holder.attempt)], requests)
     assert result.acked == [True]
     assert [[job.jid for job in found] for found in result.fetched] == [[jid("A1")], [jid("B")], [jid("C")], []]
     assert state_of("A2") == "blocked"
@@ -230,7 +230,7 @@ def test_other_requests_in_a_handoff_chain_cost_nothing_without_ready_jobs(node,
     job = chain(one)
     requests = [*before, *(FetchRequest(queues=("default",), wid=wid) for wid in ("w1", "w2", "w3"))]
     with CaptureQueriesContext(connection) as sent:
-        result = one.broker.exchange([], [Ack(jid=job.jid, wid="w1", attempt=1)], requests)
+        result = one.broker.exchange([], [Ack(jid=job.jid, wid="w1", attempt=job.attempt)], requests)
     assert result.acked == [True]
     assert [[job.jid for job in found] for found in result.fetched[len(before) :]] == [[jid("A3")], [], []]
     assert len([query for query in sent if "PREPARE" not in query["sql"]]) == 1
@@ -243,7 +243,7 @@ def test_other_requests_in_a_handoff_chain_get_the_ready_jobs(node, queue, queue
     job = chain(one)
     one.push("B", queue=queue, priority=-9)
     requests = [FetchRequest(queues=("default",), wid="w1"), FetchRequest(queues=queues, wid="w2")]
-    result = one.broker.exchange([], [Ack(jid=job.jid, wid="w1", attempt=1)], requests)
+    result = one.broker.exchange([], [Ack(jid=job.jid, wid="w1", attempt=job.attempt)], requests)
     assert [[job.jid for job in found] for found in result.fetched] == [[jid("A3")], [jid("B")]]
 
 

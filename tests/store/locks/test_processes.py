@@ -102,4 +102,4 @@ def test_the_lock_of_a_killed_worker_is_released_early_by_its_node(nodes, meetin
     assert JobLock.objects.get().pk > token
     meeting.release_task()
     reaches(first, "succeeded")
-    assert (Job.objects.get().attempt, JobLock.objects.count()) == (2, 0)
+    assert (Job.objects.get().claims, JobLock.objects.count()) == (2, 0)

@@ -88,6 +88,7 @@ class StoreComparedWithModel(RuleBasedStateMachine):
         definitions.save_limit("queue", NARROW, Allowance(concurrency=plain.ROOM), **USING)
         self.model = Plain()
         self.made = 0
+        self.attempts = {}
         self.have_fired = set()
         rng = Random(0)  # hypothesis cannot draw its values a second time
         self.store = Store(rng=rng, dead_for_s=plain.DEAD_S, commit_within_s=plain.COMMIT_WITHIN_S)
@@ -126,6 +127,7 @@ class StoreComparedWithModel(RuleBasedStateMachine):
         """Compare the claimed jobs and their order (W13)."""
         [found] = fetch(self.store, [FetchRequest(queues=tuple(order[:most]), wid=wid, count=count)])
         assert [job.jid for job in found] == self.model.fetch(order[:most], wid, count)
+        self._adopt_attempts(found)
 
     @precondition(lambda self: self._working())
     @rule(pick=picks, sender=senders, twice=flags)
@@ -186,6 +188,7 @@ class StoreComparedWithModel(RuleBasedStateMachine):
         assert [_name(answer) for answer in done.pushed] == self.model.push([spec])
         expected = [self.model.fetch(order, wid, count)] if count else []
         assert [[job.jid for job in found] for found in done.fetched] == expected
+        self._adopt_attempts(job for found in done.fetched for job in found)
 
     @rule(wid=st.sampled_from(WIDS))
     def worker_dies(self, wid):
@@ -423,8 +426,17 @@ class StoreComparedWithModel(RuleBasedStateMachine):
         """Return the jid, the worker id and the attempt of a report."""
         job = self._running(pick)
         wid = {"unnamed": "", "stranger": "w3"}.get(sender, job.wid)
-        attempt = {"stale": job.attempt - 1, "holder": job.attempt}.get(sender)
-        return job.spec.jid, wid, attempt
+        *earlier, attempt = self.attempts[job.spec.jid]
+        stale = earlier[pick % len(earlier)] if earlier else attempt - 1
+        return job.spec.jid, wid, {"stale": stale, "holder": attempt}.get(sender)
+
+    def _adopt_attempts(self, claimed):
+        """Give the model's jobs the attempts of their claims. No run of a jid has an attempt of an earlier one."""
+        for job in claimed:
+            known = self.attempts.setdefault(job.jid, [])
+            assert job.attempt > max(known, default=0)
+            known.append(job.attempt)
+            self.model.jobs[job.jid].attempt = job.attempt
 
 
 def _payload(spec, by):
@@ -454,7 +466,7 @@ def _fields_of_row(row):
     state = "ready" if row.state in ("enqueued", "blocked") else row.state
     is_working = state == "working"
     return (
-        state, row.queue, row.attempt, row.failures, row.losses, row.unique_key is not None,
+        state, row.queue, is_working and row.attempt, row.failures, row.losses, row.unique_key is not None,
         row.wid if is_working else "", is_working and row.lock_token is not None,
         row.permits is not None, row.bid or "", row.callback_of or "",
     )  # fmt: skip
@@ -463,7 +475,7 @@ def _fields_of_row(row):
 def _fields_of_model(job):
     is_working = job.state == "working"
     return (
-        job.state, job.spec.queue, job.attempt, job.failures, job.losses, job.unique is not None,
+        job.state, job.spec.queue, is_working and job.attempt, job.failures, job.losses, job.unique is not None,
         job.wid if is_working else "", is_working and job.lock is not None,
         job.has_pass, job.spec.bid, job.callback[0].bid if job.callback else "",
     )  # fmt: skip

@@ -132,7 +132,6 @@ class Plain:
 
     def _store(self, spec):
         begins = self.now + (SCHEDULED_S if spec.is_later else 0)
-        old = self.jobs.get(spec.jid)
         batch = self.batches[spec.bid] if spec.bid else None
         job = PlainJob(
             spec,
@@ -142,7 +141,6 @@ class Plain:
             expires_at=begins + EXPIRES_S if spec.expires else None,
             unique=(spec.queue, spec.unique) if spec.unique else None,
             unique_ends_at=begins + UNIQUE_S,
-            attempt=old.attempt if old else 0,
             batch=batch,
         )
         if batch:
@@ -187,7 +185,7 @@ class Plain:
             if key in self.locks and self.locks[key].ends_at > self.now:
                 return False
             job.lock = self.locks[key] = Lock(wid, self.now + LEASE_S)
-        job.state, job.wid, job.attempt = "working", wid, job.attempt + 1
+        job.state, job.wid = "working", wid
         job.reserved_until, job.due_at = self.now + RESERVED_S, None
         job.has_pass = job.spec.queue == NARROW
         if job.spec.until_start:

@@ -8,7 +8,7 @@ CREATE OR REPLACE FUNCTION faktory_claim_1 (
   lock_lease_s float8, moment timestamptz, is_lazy boolean
 )
 RETURNS TABLE (
-  kind text, place int, sort_priority smallint, id bigint, jid text, queue text, payload text, wid text, attempt int,
+  kind text, place int, sort_priority smallint, id bigint, jid text, queue text, payload text, wid text, attempt bigint,
   created_at timestamptz, enqueued_at timestamptz, started_at timestamptz, failure text, history text,
   reserve_for int, result_ttl int, jobtype text, lock_key text, limit_key text, permits text, is_batchless boolean, lock_token bigint
 )
@@ -28,8 +28,9 @@ BEGIN
   -- RETURN QUERY does not show its rows to the function, so jobs that need a lock or a permit note their ids in a setting:
   -- to select the jobs before would take 20 % more for each claim.
   RETURN QUERY
-  UPDATE django_faktory_job AS j SET state = 'working', wid = claimer, attempt = j.attempt + 1, started_at = clock,
-    run_at = NULL, reserved_until = clock + make_interval(secs => LEAST(GREATEST(j.reserve_for, at_least_s), at_most_s)),
+  UPDATE django_faktory_job AS j SET state = 'working', wid = claimer, attempt = GREATEST(j.attempt, j.id << 20) + 1,
+    started_at = clock, run_at = NULL,
+    reserved_until = clock + make_interval(secs => LEAST(GREATEST(j.reserve_for, at_least_s), at_most_s)),
     limiter = NULL, claim = mark,
     -- The token of its lock, which `faktory_acquire_1` inserts, or takes back.
     lock_token = CASE WHEN j.lock_key IS NOT NULL THEN nextval(pg_get_serial_sequence('django_faktory_joblock', 'id')) END,
@@ -58,7 +59,7 @@ BEGIN
     j.lock_token;
   IF COALESCE(current_setting('faktory.noted', TRUE), '') <> '' THEN
     RETURN QUERY
-    SELECT a.kind, NULL::int, NULL::smallint, NULL::bigint, a.jid, NULL, NULL, NULL, NULL::int, NULL::timestamptz,
+    SELECT a.kind, NULL::int, NULL::smallint, NULL::bigint, a.jid, NULL, NULL, NULL, NULL::bigint, NULL::timestamptz,
       NULL::timestamptz, NULL::timestamptz, NULL, NULL, NULL::int, NULL::int, NULL, NULL, NULL, a.permits, NULL::boolean,
       a.token
     FROM faktory_acquire_1(ARRAY(

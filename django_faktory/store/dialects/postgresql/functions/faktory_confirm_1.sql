@@ -2,7 +2,7 @@
 --
 -- Rows: the jids of jobs that are locked. Another transaction may be ending such a job: it is confirmed later.
 CREATE OR REPLACE FUNCTION faktory_confirm_1 (
-  jids text[], attempts int[], wids text[], ages_s float8[], moment timestamptz
+  jids text[], attempts bigint[], wids text[], ages_s float8[], moment timestamptz
 )
 RETURNS TABLE (jid text)
 LANGUAGE plpgsql
@@ -14,7 +14,7 @@ DECLARE
   holders text[];
   begun timestamptz[];
   skipped text[];
-  skipped_attempts int[];
+  skipped_attempts bigint[];
 BEGIN
   -- Found by jid alone, and checked once they are locked, see `faktory_end_1`.
   SELECT array_agg(j.id) FILTER (WHERE is_mine), array_agg(r.wid) FILTER (WHERE is_mine),

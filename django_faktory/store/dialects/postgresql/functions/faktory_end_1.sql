@@ -10,7 +10,7 @@ CREATE OR REPLACE FUNCTION faktory_end_1 (
   reports json, reported int, pushed text[], own_slot bigint, moment timestamptz, is_last boolean
 )
 RETURNS TABLE (
-  kind text, jid text, wid text, attempt int, queue text, jobtype text, started_at timestamptz, ended_at timestamptz
+  kind text, jid text, wid text, attempt bigint, queue text, jobtype text, started_at timestamptz, ended_at timestamptz
 )
 LANGUAGE plpgsql
 SET enable_seqscan = off SET jit = off SET plan_cache_mode = force_generic_plan AS $$
@@ -34,7 +34,7 @@ BEGIN
   -- reason rows are written by an array of their ids: `j.id = held.id` alone was a walk over all jobs at each end.
   RETURN QUERY
   WITH asked AS MATERIALIZED (
-    SELECT * FROM json_to_recordset(reports) AS r (jid text COLLATE "C", wid text COLLATE "C", attempt int, result text)),
+    SELECT * FROM json_to_recordset(reports) AS r (jid text COLLATE "C", wid text COLLATE "C", attempt bigint, result text)),
   locked AS MATERIALIZED (
     SELECT j.* FROM unnest(ARRAY(
       SELECT stored.id FROM (
@@ -84,7 +84,7 @@ BEGIN
     INTO gone, kept, results, members, tokens, permits, more
     FROM (
       SELECT DISTINCT ON (j.id) j.*, r.result
-      FROM json_to_recordset(reports) AS r (jid text COLLATE "C", wid text COLLATE "C", attempt int, result text)
+      FROM json_to_recordset(reports) AS r (jid text COLLATE "C", wid text COLLATE "C", attempt bigint, result text)
       CROSS JOIN LATERAL (
         SELECT id, state, wid, attempt, result_ttl, lock_token, permits,
           bid IS NOT NULL OR callback_of IS NOT NULL AS is_member
@@ -110,19 +110,19 @@ BEGIN
     END IF;
     IF members IS NOT NULL THEN
       RETURN QUERY
-      SELECT 'member', j.jid::text, NULL, NULL::int, NULL, NULL, NULL::timestamptz, clock
+      SELECT 'member', j.jid::text, NULL, NULL::bigint, NULL, NULL, NULL::timestamptz, clock
       FROM django_faktory_job AS j WHERE j.id = ANY (members);
     END IF;
   END IF;
   -- Locks before limiters before counters (ADR 0024).
   IF tokens IS NOT NULL THEN
     RETURN QUERY
-    SELECT f.kind, f.jid, NULL, NULL::int, f.name, NULL, NULL::timestamptz, NULL::timestamptz
+    SELECT f.kind, f.jid, NULL, NULL::bigint, f.name, NULL, NULL::timestamptz, NULL::timestamptz
     FROM faktory_free_locks_1(tokens) AS f;
   END IF;
   IF permits IS NOT NULL THEN
     RETURN QUERY
-    SELECT f.kind, f.jid, NULL, NULL::int, f.name, NULL, NULL::timestamptz, NULL::timestamptz
+    SELECT f.kind, f.jid, NULL, NULL::bigint, f.name, NULL, NULL::timestamptz, NULL::timestamptz
     FROM faktory_free_permits_1(permits) AS f;
   END IF;
   missed := reported - ended - more - COALESCE(cardinality(members), 0);

@@ -3,7 +3,7 @@
 -- A locked row is skipped: a transaction that changes a job of its own must not delay the heartbeat, and `failures.reap` skips
 -- the row as well.
 CREATE OR REPLACE FUNCTION faktory_extend_1 (
-  jids text[], attempts int[], wids text[], at_least_s float8, moment timestamptz
+  jids text[], attempts bigint[], wids text[], at_least_s float8, moment timestamptz
 )
 RETURNS int
 LANGUAGE plpgsql

@@ -7,7 +7,7 @@ CREATE OR REPLACE FUNCTION faktory_failing_1 (
 RETURNS TABLE (
   id bigint, jid text, jobtype text, queue text, state text, retry int, backtrace smallint, result_ttl int,
   run_at timestamptz, enqueued_at timestamptz, started_at timestamptz, reserved_until timestamptz, finished_at timestamptz,
-  purge_at timestamptz, failed_at timestamptz, wid text, attempt int, failures int, losses smallint, errtype text,
+  purge_at timestamptz, failed_at timestamptz, wid text, attempt bigint, failures int, losses smallint, errtype text,
   failure text, history text, unique_key text, lock_key text, lock_token bigint, permits text, bid text, callback_of text,
   has_run boolean, counts_failed boolean, cancel_requested_at timestamptz
 )

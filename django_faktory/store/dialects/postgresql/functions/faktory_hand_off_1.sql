@@ -7,13 +7,13 @@
 --
 -- The first columns describe the ended job, the others the claimed one, as those of `faktory_claim_1`.
 CREATE OR REPLACE FUNCTION faktory_hand_off_1 (
-  ended text, holder text, held_attempt int, outcome text, queues text[], claimer text, mark bigint, own_slot bigint,
+  ended text, holder text, held_attempt bigint, outcome text, queues text[], claimer text, mark bigint, own_slot bigint,
   at_least_s float8, at_most_s float8, lease_s float8, moment timestamptz
 )
 RETURNS TABLE (
-  is_all boolean, ended_wid text, ended_attempt int, ended_queue text, ended_jobtype text, began_at timestamptz,
+  is_all boolean, ended_wid text, ended_attempt bigint, ended_queue text, ended_jobtype text, began_at timestamptz,
   ended_at timestamptz, kind text, place int, sort_priority smallint, id bigint, jid text, queue text, payload text, wid text,
-  attempt int, created_at timestamptz, enqueued_at timestamptz, started_at timestamptz, failure text, history text,
+  attempt bigint, created_at timestamptz, enqueued_at timestamptz, started_at timestamptz, failure text, history text,
   reserve_for int, result_ttl int, jobtype text, lock_key text, limit_key text, permits text, is_batchless boolean,
   lock_token bigint
 )
@@ -67,8 +67,9 @@ BEGIN
   token AS MATERIALIZED (
     SELECT nextval(pg_get_serial_sequence('django_faktory_joblock', 'id')) AS id FROM heir),
   taken AS (
-    UPDATE django_faktory_job AS j SET state = 'working', wid = claimer, attempt = j.attempt + 1, started_at = clock,
-      run_at = NULL, reserved_until = clock + make_interval(secs => LEAST(GREATEST(j.reserve_for, at_least_s), at_most_s)),
+    UPDATE django_faktory_job AS j SET state = 'working', wid = claimer, attempt = GREATEST(j.attempt, j.id << 20) + 1,
+      started_at = clock, run_at = NULL,
+      reserved_until = clock + make_interval(secs => LEAST(GREATEST(j.reserve_for, at_least_s), at_most_s)),
       claim = mark, lock_token = token.id, unique_key = CASE WHEN j.unique_until_start THEN NULL ELSE j.unique_key END
     FROM token WHERE j.id = (SELECT id FROM heir)
     RETURNING j.*),

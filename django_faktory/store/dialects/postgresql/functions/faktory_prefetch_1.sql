@@ -7,7 +7,7 @@ CREATE OR REPLACE FUNCTION faktory_prefetch_1 (
   queues text[], rooms int[], mark bigint, lease_s float8, candidates text[], moment timestamptz
 )
 RETURNS TABLE (
-  kind text, place int, sort_priority smallint, id bigint, jid text, queue text, payload text, wid text, attempt int,
+  kind text, place int, sort_priority smallint, id bigint, jid text, queue text, payload text, wid text, attempt bigint,
   created_at timestamptz, enqueued_at timestamptz, started_at timestamptz, failure text, history text,
   reserve_for int, result_ttl int, jobtype text, lock_key text, limit_key text, permits text, is_batchless boolean, lock_token bigint
 )
@@ -18,7 +18,8 @@ DECLARE
   clock timestamptz := COALESCE(moment, clock_timestamp());
 BEGIN
   RETURN QUERY
-  UPDATE django_faktory_job AS j SET state = 'working', wid = '', attempt = j.attempt + 1, started_at = clock, run_at = NULL,
+  UPDATE django_faktory_job AS j SET state = 'working', wid = '', attempt = GREATEST(j.attempt, j.id << 20) + 1,
+    started_at = clock, run_at = NULL,
     reserved_until = clock + make_interval(secs => lease_s), limiter = NULL, claim = mark
   WHERE j.id = ANY (ARRAY(
     SELECT line.id FROM (

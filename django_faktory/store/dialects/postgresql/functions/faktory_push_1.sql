@@ -28,7 +28,7 @@ DECLARE
   ids bigint[];         -- rows that this push may change
   locked bigint[];
   met jsonb;            -- what a stored job decides about pushed ones: 'kept' or 'refused', by jid
-  attempts jsonb;       -- attempts of the finished jobs to replace, by jid
+  replaced text[];      -- jids of the finished jobs to replace
   is_blocked boolean[];
   blocking text[];
   added int;
@@ -53,17 +53,17 @@ BEGIN
         -- Rows are found by lateral joins with OFFSET 0: any other form may be planned as a join that reads the table.
         -- Of arrays in a sub-select the planner does not know the length, so that it keeps the plan.
         SELECT array_agg(mine_id) FILTER (WHERE is_over) || array_agg(holder_id) FILTER (WHERE is_expired),
-          jsonb_object_agg(jid, attempt) FILTER (WHERE is_over AND NOT is_taken),
+          array_agg(jid) FILTER (WHERE is_over AND NOT is_taken),
           jsonb_object_agg(jid, CASE WHEN is_over IS FALSE THEN 'kept' ELSE 'refused' END)
             FILTER (WHERE is_over IS FALSE OR is_taken)
-        INTO ids, attempts, met
+        INTO ids, replaced, met
         FROM (
-          SELECT j.jid, mine.id AS mine_id, mine.attempt, mine.is_over, holder.id AS holder_id, holder.is_expired,
+          SELECT j.jid, mine.id AS mine_id, mine.is_over, holder.id AS holder_id, holder.is_expired,
             key IS NOT NULL AND (NOT COALESCE(holder.is_expired, TRUE)
               OR row_number() OVER (PARTITION BY key, is_over IS FALSE ORDER BY place) > 1) AS is_taken
           FROM unnest((SELECT jids), (SELECT keys), (SELECT places)) AS j (jid, key, place)
           LEFT JOIN LATERAL (
-            SELECT id, attempt, state IN ('discarded', 'expired', 'succeeded')
+            SELECT id, state IN ('discarded', 'expired', 'succeeded')
               OR (state = 'dead' AND bid IS NULL AND callback_of IS NULL) AS is_over
             FROM django_faktory_job WHERE may_exist AND jid = j.jid OFFSET 0) AS mine ON TRUE
           LEFT JOIN LATERAL (
@@ -80,7 +80,7 @@ BEGIN
       IF ids IS NOT NULL AND jobs IS NOT NULL THEN
         UPDATE django_faktory_job SET unique_key = NULL
         WHERE id = ANY ((SELECT ids)::bigint[]) AND unique_key = ANY (keys) AND unique_expires_at <= moment;
-        DELETE FROM django_faktory_job WHERE id = ANY ((SELECT ids)::bigint[]) AND attempts ? jid;
+        DELETE FROM django_faktory_job WHERE id = ANY ((SELECT ids)::bigint[]) AND jid = ANY (replaced);
       END IF;
     END IF;
     EXIT WHEN jobs IS NULL;
@@ -105,26 +105,24 @@ BEGIN
     -- Two statements: with the columns of options, a plain job would take a third more time.
     IF options IS NULL THEN
       INSERT INTO django_faktory_job (jid, jobtype, queue, state, sort_priority, payload, retry, reserve_for, backtrace,
-        result_ttl, created_at, run_at, enqueued_at, attempt)
+        result_ttl, created_at, run_at, enqueued_at)
       SELECT jid, jobtype, COALESCE(queue, 'default'),
         CASE WHEN at > moment THEN 'scheduled' ELSE 'enqueued' END, -COALESCE(priority, 0), text, COALESCE(retry, 25),
         COALESCE(reserve_for, 1800), COALESCE(backtrace, 0), result_ttl, moment, CASE WHEN at > moment THEN at END,
-        CASE WHEN at > moment THEN NULL ELSE moment + make_interval(secs => COALESCE(places[nth], 0) / 1e6) END,
-        COALESCE((attempts ->> jid)::int, 0)
+        CASE WHEN at > moment THEN NULL ELSE moment + make_interval(secs => COALESCE(places[nth], 0) / 1e6) END
       FROM ROWS FROM (json_to_recordset(jobs) AS (jid text, jobtype text, queue text, priority smallint, text text,
         retry int, reserve_for int, backtrace smallint, result_ttl int, at timestamptz)) WITH ORDINALITY
         AS j (jid, jobtype, queue, priority, text, retry, reserve_for, backtrace, result_ttl, at, nth)
       ON CONFLICT (jid) DO NOTHING;
     ELSE
       INSERT INTO django_faktory_job (jid, jobtype, queue, state, sort_priority, payload, retry, reserve_for, backtrace,
-        result_ttl, created_at, run_at, enqueued_at, attempt, expires_at, unique_key, unique_expires_at, unique_until_start,
+        result_ttl, created_at, run_at, enqueued_at, expires_at, unique_key, unique_expires_at, unique_until_start,
         lock_key, limit_key, about)
       SELECT jid, jobtype, COALESCE(queue, 'default'),
         CASE WHEN at > moment THEN 'scheduled' WHEN is_blocked[nth] THEN 'blocked' ELSE 'enqueued' END,
         -COALESCE(priority, 0), text, COALESCE(retry, 25), COALESCE(reserve_for, 1800), COALESCE(backtrace, 0),
         result_ttl, moment, CASE WHEN at > moment THEN at END,
         CASE WHEN at > moment THEN NULL ELSE moment + make_interval(secs => COALESCE(places[nth], 0) / 1e6) END,
-        COALESCE((attempts ->> jid)::int, 0),
         -- No duration ends after the calendar.
         LEAST(expires_at, CASE WHEN expires_in IS NOT NULL THEN LEAST(
           GREATEST(at, moment) + make_interval(secs => LEAST(expires_in, 3e11)), '9999-12-31T00:00:00Z') END),
@@ -153,7 +151,7 @@ BEGIN
     ELSE
       EXIT WHEN keys IS NULL OR added + (SELECT count(*) FROM jsonb_object_keys(met)) = cardinality(places);
       -- Another push took a jid or key between the look and the INSERT: look again, and see its row.
-      IF attempts IS NOT NULL OR round = 10 THEN
+      IF replaced IS NOT NULL OR round = 10 THEN
         RAISE serialization_failure USING MESSAGE = 'other pushes took the same unique keys meanwhile';
       END IF;
       may_exist := TRUE;
