@@ -29,6 +29,9 @@ html_title = f"django_faktory {release}" + " design" * IS_DESIGN
 html_copy_source = False
 html_show_sphinx = False
 
+NOT_SEARCHED = ("screens", "reference/licences")
+"""Pages of pictures and of other packages' names: their words match what readers look for elsewhere."""
+
 _LINK = re.compile(r"\[([^\]]+)\]\(([^)#\s:]+)\.md(#[^)\s]*)?\)")
 _OUTSIDE = re.compile(r"\[([^\]]+)\]\(((?:\.\./)+[^)#\s]+)(?:#[^)\s]*)?\)")
 _LISTED = re.compile(r"^- \[[^\]]+\]\(([^)#\s]+)\.md\)", re.MULTILINE)
@@ -90,6 +93,8 @@ def read(_app, docname, source):
     source[0] = link_sites(page, point_outside(page, source[0]))
     if docname == "index":
         source[0] = with_navigation(source[0])
+    if docname in NOT_SEARCHED:
+        source[0] = f"---\nnosearch: true\n---\n{source[0]}"
 
 
 def setup(app):

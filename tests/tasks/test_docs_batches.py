@@ -1,7 +1,6 @@
 """Run the examples of docs/batches.md: this module is built from the page's code blocks."""
 
 import re
-from datetime import timedelta
 from pathlib import Path
 
 import pytest
@@ -9,7 +8,7 @@ import pytest
 from django_faktory import Batch
 from django_faktory.models import Batch as Row
 from django_faktory.testing import drain
-from tests.project.tasks import fails_for_good, fails_with_backoff
+from tests.project.tasks import fails_for_good
 
 pytestmark = [pytest.mark.once_if_quick, pytest.mark.django_db]
 
@@ -31,17 +30,6 @@ def test_a_callback_counts_the_failures_of_its_batch():
         page["resize"].enqueue(1, 1200)
     callback = [one for one in drain() if one.jobtype.endswith("count_failures")]
     assert [one.result.return_value for one in callback] == ["album 42: 1 of 2 failed"]
-
-
-def test_the_report_example_waits_until_each_job_has_succeeded_or_is_dead():
-    with Batch(complete=page["begin_report"].callback()):
-        fails_for_good.enqueue()
-        fails_with_backoff.enqueue()
-        page["resize"].enqueue(1, 1200)
-    reports = [one for one in drain(until=timedelta(hours=1)) if one.jobtype.endswith("_batches.report")]
-    assert [one.state for one in reports[:-1]] == ["retries"] * (len(reports) - 1)
-    assert len(reports) > 1
-    assert reports[-1].result.return_value == "2 were given up"
 
 
 def test_the_album_example_publishes_after_all_images_are_resized():
