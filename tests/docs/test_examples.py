@@ -49,7 +49,7 @@ order = Order.objects.create(customer="a@example.org", item="cards", price=1)
 """,
     "docs/quickstart.md": "from django_faktory.testing import drain",
     "docs/transactions.md": "from example_project.shop.tasks import send_invoice",
-    "docs/howto/from-celery.md": "gateway = None",
+    "docs/howto/from-celery.md": "gateway = None\n@task(name='shop.report')\ndef report(days): ...",
 }
 """Additional definitions that a page presumes."""
 

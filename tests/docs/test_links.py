@@ -52,3 +52,13 @@ def test_a_page_begins_with_its_only_title():
         titles = re.findall(r"^# .+", without_fences(page.read_text(encoding="utf-8")), flags=re.MULTILINE)
         assert len(titles) == 1, name(page)
         assert page.read_text(encoding="utf-8").startswith(titles[0]), name(page)
+
+
+SOUGHT = ("delay", "retry", "timeout", "cancel", "troubleshooting", "faq", "upgrade", "cheat sheet", "progress")
+
+
+@pytest.mark.parametrize("words", SOUGHT)
+def test_words_that_users_search_are_a_heading(words):
+    """Sphinx' search ranks a title that equals the query first."""
+    headings = [line for page in DOCS.rglob("*.md") for line in without_fences(page.read_text()).splitlines()]
+    assert [line for line in headings if re.fullmatch(rf"#+ {words}", line, re.IGNORECASE)]
