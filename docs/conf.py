@@ -24,6 +24,7 @@ release = re.search(r'^__version__ = "(.+)"$', (ROOT / "django_faktory" / "__ini
 extensions = ["myst_parser"]
 exclude_patterns = ["_build", "adr"]
 myst_heading_anchors = 4  # for links such as page.md#a-heading, as code hosts generate them
+myst_enable_extensions = ["tasklist"]  # boxes of the production checklist
 html_theme = "furo"
 html_title = f"django_faktory {release}" + " design" * IS_DESIGN
 html_copy_source = False
