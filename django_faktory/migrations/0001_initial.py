@@ -73,6 +73,19 @@ class Migration(migrations.Migration):
             },
         ),
         migrations.CreateModel(
+            name='MaintenanceTurn',
+            fields=[
+                ('step', django_faktory.models.fields.ExactCharField(max_length=60, primary_key=True, serialize=False)),
+                ('next_at', models.DateTimeField(help_text='When a node may take the turn; while one has it, the end of its lease.')),
+                ('runner', django_faktory.models.fields.ExactCharField(default='', help_text='The node that took the latest turn.', max_length=255)),
+                ('ran_at', models.DateTimeField(help_text='End of the latest run.', null=True)),
+                ('took_s', models.FloatField(help_text='Seconds that the latest run took.', null=True)),
+            ],
+            options={
+                'default_permissions': (),
+            },
+        ),
+        migrations.CreateModel(
             name='OutboxEntry',
             fields=[
                 ('id', models.BigAutoField(auto_created=True, primary_key=True, serialize=False, verbose_name='ID')),
@@ -387,7 +400,8 @@ class Migration(migrations.Migration):
             {
                 'autovacuum_vacuum_scale_factor': 0.01,
                 'autovacuum_vacuum_threshold': 10_000,
-                'autovacuum_vacuum_cost_delay': 0,
+                'autovacuum_vacuum_cost_delay': 2,
+                'autovacuum_vacuum_cost_limit': 1_000,
                 'vacuum_index_cleanup': 'on',
             },
         ),

@@ -12,6 +12,7 @@ from .lock import JobLock
 from .outbox import OutboxEntry
 from .queue import Queue
 from .statistics import Counter, Measure
+from .turn import MaintenanceTurn
 from .worker import WorkerProcess
 
 __all__ = [
@@ -25,6 +26,7 @@ __all__ = [
     "JobQuerySet",
     "Limit",
     "Limiter",
+    "MaintenanceTurn",
     "Measure",
     "OutboxEntry",
     "Queue",

@@ -1,9 +1,10 @@
 """Time-based maintenance on every node: due jobs, reservations, lost workers, purging.
 
-`Maintenance` runs one loop over a table of steps. There is no leader: a step may run on two nodes. The loop sleeps
-until the next job or cron entry is due, at most one second; a job pushed on this node that is due sooner ends the
-sleep. Every few seconds the query for due jobs also checks for other work, so an idle node sends one statement a
-second. Independent of the protocol and of worker threads.
+`Maintenance` runs one loop over a table of steps. Any node runs a step for which the query for pending work finds
+something; a periodic step runs on the node that takes its turn (ADR 0045). The loop sleeps until the next job or cron
+entry is due, at most one second on one node, the watcher, and three on the others; a job pushed on this node that is
+due sooner ends the sleep. An idle node sends one statement for each sleep. Independent of the protocol and of worker
+threads.
 """
 
 from __future__ import annotations
@@ -32,6 +33,7 @@ from ..store.limits import limiters
 from ..store.locks import backfill, locks
 from ..store.maintenance import due
 from ..store.maintenance.pending_work import PendingWork, find_pending_work
+from ..store.maintenance.turns import LEASE_S, NodeTurns
 from ..store.maintenance.vacuum import Vacuumer
 from ..store.outages import of_this_node
 from ..store.statistics import counter_rows, histograms
@@ -44,16 +46,29 @@ R = TypeVar("R")
 logger = get_logger(__name__)
 
 LONGEST_SLEEP_S = 1.0
-"""Longest sleep in seconds: the delay of a job that another node scheduled earlier than all jobs known here."""
+"""Longest sleep of the watcher in seconds: the delay of a job that another process scheduled earlier than all jobs
+known here."""
 
 RECHECK_DUE_S = 0.02
 """Seconds before the next query while another node is enqueueing the due jobs: its commit will follow soon."""
 
 CHECK_ALL_EVERY_S = 3.0
-"""Seconds between checks of reservations, workers and expired jobs.
+"""Seconds between checks of reservations, workers and expired jobs, and the longest sleep of nodes that do not watch.
 
 With the sleep between steps this is below the 5 s of W19 and W20.
 """
+
+WATCH = "watch"
+"""The turn of the watcher, the node that queries for pending work every second."""
+
+WATCH_LEASE_S = 7.0
+"""Seconds after which another node may become the watcher, if this one has sent nothing."""
+
+WATCHER_FIRST_S = 2.0
+"""Seconds for which only the watcher takes a turn that is due, so that steps that continue stay with their node."""
+
+LONG_STEP_S = 1.0
+"""Seconds from which on a step is logged: due jobs wait for it."""
 
 FORGET_UNSEEN_S = 3600
 """Seconds for which a worker process that never sent a BEAT is listed after it was last seen."""
@@ -79,9 +94,9 @@ VANISHED_S = 10.0
 
 
 ON_DEMAND = math.inf
-"""Interval of steps that run only when the query for pending work finds something."""
+"""Interval of steps that run only when the query for pending work finds something, on any node."""
 
-LONGEST_STEP_S = 120.0
+LONGEST_STEP_S = LEASE_S
 """Timeout in seconds for each transaction of a step."""
 
 AFTER_FAILURE_S = 10.0
@@ -89,15 +104,20 @@ AFTER_FAILURE_S = 10.0
 
 
 class Step(NamedTuple):
-    """Run `work` every `every_s` seconds, and again at once while it returns True (more is left).
+    """Run `work` every `every_s` seconds on one node, and again at once while it returns True (more is left).
 
-    Also runs it when `when` finds work for it. ON_DEMAND means only then, and once at the start.
+    Also runs it when `when` finds work for it. ON_DEMAND means only then, and once at the start, on each node.
     """
 
     name: str
     every_s: float
     work: Callable[[], object]
     when: Callable[[PendingWork], bool] = lambda _: False
+
+    @property
+    def has_turn(self) -> bool:
+        """Whether the step is periodic: one node at a time runs it."""
+        return self.every_s != ON_DEMAND
 
     def run(self) -> bool:
         """Run the work; return whether more is left. Any result other than True means that none is."""
@@ -132,7 +152,7 @@ class Maintenance(Loop):
         self._next_job_due_at: float | None = None  # by the monotonic clock, as of the latest query
         self._check_all_at = 0.0
         self._pending: PendingWork | None = None  # as of the latest query; None after a failed one
-        self._step_due_at: dict[str, float] = {}  # next run of the steps with an interval
+        self._step_due_at: dict[str, float] = {}  # next run of the steps without turns
         self._listens_since = math.inf  # without interruption; inf while the database is unreachable
         self._positions: dict[str, Any] = {}  # of steps that continue where their last run ended
         self._folded_until: datetime | None = None
@@ -140,10 +160,12 @@ class Maintenance(Loop):
         self._vacuumer = Vacuumer(alias)
         self._round_at = self._success_at = time.monotonic()
         self._steps = self._all_steps()
+        self._turns = NodeTurns([WATCH, *(step.name for step in self._steps if step.has_turn)], using=alias)
 
     def _all_steps(self) -> tuple[Step, ...]:
         alias, store = self.alias, self._store
         return (
+            Step("turns", ON_DEMAND, self._add_turns, lambda found: found.turn_in_s is None),
             Step("cron entries of code", ON_DEMAND, lambda: cron.sync(using=alias)),
             Step("cron rows", 300.0, self._adopt_entries, lambda found: found.has_unscheduled_entries),
             # The next query finds entries that were left over.
@@ -187,12 +209,13 @@ class Maintenance(Loop):
             sleep_s = self._round()
             if not self._stopping.is_set():
                 self._alarm.wait(sleep_s)
+        self._run_guarded("turns", self._turns.give_back)
         connections[self.alias].close()
 
     def _round(self) -> float:
         """Query for due work and run the due steps; return the seconds to sleep."""
         # While the process was suspended (SIGSTOP, a sleeping machine), it received no BEAT.
-        if time.monotonic() - self._round_at > self._max_sleep_s + SUSPENDED_S:
+        if time.monotonic() - self._round_at > self._longest_sleep_s() + SUSPENDED_S:
             self._listens_since = math.inf
         self._pending = None
         self._wake_at = math.inf  # a push during this round must end the next sleep
@@ -202,22 +225,49 @@ class Maintenance(Loop):
             self._success_at = time.monotonic()
         # A failed query restarts this: while the database was unreachable no BEAT could be stored (ADR 0017).
         self._listens_since = math.inf if due_in_s is None else min(self._listens_since, time.monotonic())
-        sleep_s = self._max_sleep_s if due_in_s is None else due_in_s
+        due_steps = self._run_guarded("turns", self._find_due_steps) or set()
+        sleep_s = min(self._longest_sleep_s(), math.inf if due_in_s is None else due_in_s)
         for step in self._steps:
-            # A step without a time in `_step_due_at` has not run yet: each runs in the first round.
-            is_due = time.monotonic() >= self._step_due_at.get(step.name, 0.0)
-            is_due = is_due or (self._pending is not None and step.when(self._pending))
-            if is_due and not self._stopping.is_set():
-                # A step with more work runs again in the next round, so that a backlog does not delay due jobs.
-                has_more = self._run_guarded(step.name, step.run)
-                pause_s = 0 if has_more else step.every_s
-                if has_more is None:  # it failed
-                    pause_s = min(pause_s, self._retry_after_s)
-                self._step_due_at[step.name] = time.monotonic() + pause_s
-                sleep_s = 0 if has_more else sleep_s
+            # A step with more work runs again in the next round, so that a backlog does not delay due jobs.
+            if not self._stopping.is_set() and self._run_if_due(step, due_steps):
+                sleep_s = 0
         self._round_at = time.monotonic()
         self._wake_at = self._round_at + sleep_s
         return sleep_s
+
+    def _longest_sleep_s(self) -> float:
+        return self._max_sleep_s if WATCH in self._turns.held else max(self._max_sleep_s, CHECK_ALL_EVERY_S)
+
+    def _find_due_steps(self) -> set[str]:
+        """Return the steps with turns that this node has or may take; become the watcher if no other node is."""
+        due = set(self._turns.held)
+        is_watcher = WATCH in due and self._turns.take(WATCH, lease_s=WATCH_LEASE_S)
+        overdue_s = 0.0 if is_watcher else WATCHER_FIRST_S
+        turn_in_s = self._pending.turn_in_s if self._pending else None
+        if turn_in_s is not None and turn_in_s <= -overdue_s:
+            due |= self._turns.find_due(overdue_s=overdue_s)
+        if WATCH in due and not is_watcher:
+            self._turns.take(WATCH, lease_s=WATCH_LEASE_S)
+        return due
+
+    def _run_if_due(self, step: Step, due_steps: set[str]) -> bool:
+        """Run the step if it is due; return whether more is left."""
+        has_turn = step.name in due_steps and self._run_guarded(step.name, partial(self._turns.take, step.name))
+        # A step without a time in `_step_due_at` has not run yet: each runs in the first round.
+        is_due = not step.has_turn and time.monotonic() >= self._step_due_at.get(step.name, 0.0)
+        if not (has_turn or is_due or (self._pending is not None and step.when(self._pending))):
+            return False
+        began = time.monotonic()
+        has_more = self._run_guarded(step.name, step.run)
+        took_s = time.monotonic() - began
+        if took_s >= LONG_STEP_S:
+            logger.warning("maintenance step took long step=%s seconds=%.1f", step.name, took_s)
+        pause_s = step.every_s if has_more is not None else min(step.every_s, self._retry_after_s)
+        if not step.has_turn:
+            self._step_due_at[step.name] = time.monotonic() + (0 if has_more else pause_s)
+        elif has_turn and not has_more:
+            self._run_guarded(step.name, partial(self._turns.finish, step.name, pause_s=pause_s, took_s=took_s))
+        return bool(has_more)
 
     def since_round_s(self) -> float:
         """Return seconds since the loop's last round, successful or not. Safe from any thread."""
@@ -241,7 +291,10 @@ class Maintenance(Loop):
             self._alarm.set()
 
     def run_once(self) -> None:
-        """Run every step until no work is left: for commands and tests. Assumes that live workers have sent BEATs."""
+        """Run every step until no work is left, whichever node has its turn: for commands and tests.
+
+        Assumes that live workers have sent BEATs.
+        """
         self._listens_since = -math.inf
         while self._enqueue_due() <= 0:
             pass
@@ -285,14 +338,16 @@ class Maintenance(Loop):
         """
         checks_all = time.monotonic() >= self._check_all_at
         pending = find_pending_work(
-            using=self.alias, worker_timeout_s=conf.get("WORKER_TIMEOUT") if checks_all else None
+            using=self.alias,
+            worker_timeout_s=conf.get("WORKER_TIMEOUT") if checks_all else None,
+            steps=self._turns.steps,
         )
         if checks_all:
             self._check_all_at = time.monotonic() + CHECK_ALL_EVERY_S
         self._pending = pending
         wakes_in_s = [in_s for in_s in (pending.tick_in_s, pending.opens_in_s) if in_s is not None]
         # A due cron run that cannot be taken is locked by another node, for the length of a transaction: do not spin.
-        return pending.due_in_s, min(max(min(wakes_in_s, default=math.inf), RECHECK_DUE_S), self._max_sleep_s)
+        return pending.due_in_s, min(max(min(wakes_in_s, default=math.inf), RECHECK_DUE_S), self._longest_sleep_s())
 
     def _notice_other_nodes(self, wait_s: float | None) -> None:
         """Wake waiting FETCHes if a job that should be due by now is gone: another node enqueued it.
@@ -303,6 +358,9 @@ class Maintenance(Loop):
         if self._next_job_due_at is not None and self._next_job_due_at <= now:
             self._on_work(None)
         self._next_job_due_at = None if wait_s is None else now + wait_s
+
+    def _add_turns(self) -> None:
+        self._turns.add()
 
     def _adopt_entries(self) -> None:
         entries.adopt(default_zone=settings.TIME_ZONE, using=self.alias)

@@ -277,38 +277,6 @@ def test_a_failing_step_stops_neither_the_loop_nor_the_other_steps(start_mainten
     assert "reservations" in caplog.text
 
 
-@pytest.fixture
-def minute(monkeypatch):
-    """Return a function that runs one minute of maintenance on a fake clock and returns its SQL statements."""
-    now = [time.monotonic()]
-
-    class Clock:
-        @staticmethod
-        def monotonic():
-            return now[0]
-
-    monkeypatch.setattr(maintenance, "time", Clock)
-
-    def live(loop):
-        sent, until = [], now[0] + 60
-        note = lambda execute, sql, *rest: (sent.append(sql), execute(sql, *rest))[1]  # noqa: E731
-        with connection.execute_wrapper(note):
-            while now[0] < until:
-                now[0] += loop._round()
-        return sent
-
-    return live
-
-
-@pytest.mark.each_database
-def test_an_idle_minute_takes_at_most_86_sql_statements(minute):
-    JobFactory(scheduled=True, run_at=timezone.now() + timedelta(hours=1))
-    JobFactory(working=True, reserved_until=timezone.now() + timedelta(hours=1), wid="")
-    loop = Maintenance("default")
-    minute(loop)  # the first round runs every step
-    assert len(minute(loop)) <= 86
-
-
 def test_overdue_work_found_by_a_look_is_handled_in_the_same_round():
     """W19, W20: expired reservations, workers and jobs are found within the interval between two looks."""
     loop = Maintenance("default")

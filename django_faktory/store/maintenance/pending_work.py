@@ -15,7 +15,7 @@ from django.db.backends.base.base import BaseDatabaseWrapper
 from django.db.models import QuerySet
 from django.db.models.functions import Now
 
-from ...models import Job, Limiter
+from ...models import Job, Limiter, MaintenanceTurn
 from ...models.cron import CronEntry
 from ..cron.entries import find_unscheduled
 from ..jobs.failures import reserved_jobs
@@ -44,20 +44,25 @@ class PendingWork(NamedTuple):
     """Seconds until the next run of a cron entry; None if there is none."""
     opens_in_s: float | None = None
     """Seconds until a limiter makes the next set of jobs ready; None if no job waits for a rate."""
+    turn_in_s: float | None = None
+    """Seconds until the next turn at one of the given steps may be taken; None if none of them has a row."""
 
 
-def find_pending_work(*, using: str, now: datetime | None = None, worker_timeout_s: float | None = None) -> PendingWork:
-    """Return when the next job is due; with `worker_timeout_s` also whether other work is pending.
+def find_pending_work(
+    *, using: str, now: datetime | None = None, worker_timeout_s: float | None = None, steps: tuple[str, ...] = ()
+) -> PendingWork:
+    """Return when the next job and the next turn at one of `steps` are due; with `worker_timeout_s` also whether other
+    work is pending.
 
     Each part reads the head of an index, so its cost does not depend on the number of stored jobs.
     """
-    sql, values, heads = _build_statement(using, worker_timeout_s)
+    sql, values, heads = _build_statement(using, worker_timeout_s, steps)
     [row] = select(sql, values, using=using)
-    clock, *times = (value if value is None else _convert_time(connections[using], value) for value in row[: heads + 3])
+    clock, *times = (value if value is None else _convert_time(connections[using], value) for value in row[: heads + 4])
     # Compared with the database's clock: the clocks of two nodes may differ.
     delays_s = [None if time is None else (time - (now or clock)).total_seconds() for time in times]  # type: ignore[operator]  # the first column is never NULL
-    due_in_s = min((seconds for seconds in delays_s[2:] if seconds is not None), default=None)
-    has_expired_locks, *requested = map(bool, row[heads + 3 :])
+    due_in_s = min((seconds for seconds in delays_s[3:] if seconds is not None), default=None)
+    has_expired_locks, *requested = map(bool, row[heads + 4 :])
     has_expired_reservations, has_silent_workers, has_expired_jobs, has_unscheduled_entries = requested or [False] * 4
     return PendingWork(
         due_in_s=due_in_s,
@@ -68,16 +73,19 @@ def find_pending_work(*, using: str, now: datetime | None = None, worker_timeout
         has_unscheduled_entries=has_unscheduled_entries,
         tick_in_s=delays_s[0],
         opens_in_s=delays_s[1],
+        turn_in_s=delays_s[2],
     )
 
 
 @lru_cache(maxsize=8)
-def _build_statement(using: str, worker_timeout_s: float | None) -> tuple[str, tuple[Any, ...], int]:
+def _build_statement(
+    using: str, worker_timeout_s: float | None, steps: tuple[str, ...]
+) -> tuple[str, tuple[Any, ...], int]:
     """Return the statement, its values, and the number of columns with the times of due jobs.
 
-    Before these it has three columns: the database's time, the next cron run and the next limiter that opens. Each time
-    is the first entry of an index, compared outside the subquery. For an EXISTS with a time condition, PostgreSQL may
-    scan the table if its statistics suggest that many rows match.
+    Before these it has four columns: the database's time, the next cron run, the next limiter that opens and the next
+    turn. Each time is the first entry of an index (of a turn: of a small table), compared outside the subquery. For an
+    EXISTS with a time condition, PostgreSQL may scan the table if its statistics suggest that many rows match.
     """
     connection = connections[using]
     # Rows without a time are left out: SQLite and MariaDB sort NULL first, so it would be the head of the index.
@@ -85,6 +93,8 @@ def _build_statement(using: str, worker_timeout_s: float | None) -> tuple[str, t
     opening = Limiter.objects.using(using).filter(opens_at__isnull=False)
     due = [jobs.filter(run_at__isnull=False) for jobs in find_delayed_jobs(connection, using=using)]
     heads = [_compile_first(ticks, "next_at", using), _compile_first(opening, "opens_at", using)]
+    # Rows of steps that another version of this package has do not count.
+    heads.append(_compile_first(MaintenanceTurn.objects.using(using).filter(step__in=steps or [""]), "next_at", using))
     heads += [_compile_first(jobs, "run_at", using) for jobs in due]
     now, now_values = _compile_now(using)
     checks = [_compile_first(unmarked_locks(using=using), "expires_at", using)]
@@ -102,7 +112,7 @@ def _build_statement(using: str, worker_timeout_s: float | None) -> tuple[str, t
     return (
         f"SELECT {', '.join(sql for sql, _ in parts)}",
         tuple(value for _, params in parts for value in params),
-        len(heads) - 2,
+        len(heads) - 3,
     )
 
 

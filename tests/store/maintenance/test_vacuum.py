@@ -80,7 +80,8 @@ def test_the_job_table_has_storage_parameters_for_early_autovacuum():
     assert parameters() >= {
         "autovacuum_vacuum_scale_factor=0.01",
         "autovacuum_vacuum_threshold=10000",
-        "autovacuum_vacuum_cost_delay=0",
+        "autovacuum_vacuum_cost_delay=2",
+        "autovacuum_vacuum_cost_limit=1000",
         "vacuum_index_cleanup=on",
     }
 
