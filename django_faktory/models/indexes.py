@@ -7,6 +7,7 @@ from typing import Any
 
 from django.core.checks import CheckMessage
 from django.db import models
+from django.db.backends.base.base import BaseDatabaseWrapper
 from django.db.backends.base.schema import BaseDatabaseSchemaEditor
 from django.db.models import Q
 
@@ -53,22 +54,35 @@ class IndexWhereSet(models.Index):
 class PartialIndex(models.Index):
     """A partial index that is omitted on MariaDB, where every job would have to maintain it."""
 
+    def is_kept_on(self, connection: BaseDatabaseWrapper) -> bool:
+        """Return whether the index exists on this database."""
+        return bool(connection.features.supports_partial_indexes)
+
     def create_sql(
         self, model: type[models.Model], schema_editor: BaseDatabaseSchemaEditor, using: str = "", **kwargs: Any
     ) -> Any:
         """Return the statement, or a no-op."""
-        if schema_editor.connection.features.supports_partial_indexes:
+        if self.is_kept_on(schema_editor.connection):
             return super().create_sql(model, schema_editor, using, **kwargs)
-        # Django executes whatever is returned, so the statement must be valid; DO evaluates an expression without a
-        # result.
-        return "DO 0"
+        return _NO_OP
 
     def remove_sql(self, model: type[models.Model], schema_editor: BaseDatabaseSchemaEditor, **kwargs: Any) -> Any:
-        """Return the statement, or a no-op."""
-        if schema_editor.connection.features.supports_partial_indexes:
+        """Return the statement, or a no-op for an index that was never created."""
+        if self.is_kept_on(schema_editor.connection):
             return super().remove_sql(model, schema_editor, **kwargs)
-        # It was never created; see `create_sql`.
-        return "DO 0"
+        return _NO_OP
+
+
+# Django executes whatever it gets, so the statement must be valid on each database.
+_NO_OP = "SELECT 1"
+
+
+class PostgresqlIndex(PartialIndex):
+    """A partial index for a statement that only PostgreSQL has."""
+
+    def is_kept_on(self, connection: BaseDatabaseWrapper) -> bool:
+        """Return whether the index exists on this database."""
+        return connection.vendor == "postgresql"
 
 
 class UniqueWhereSet(models.UniqueConstraint):

@@ -27,7 +27,7 @@ from .constraints import JOB_CONSTRAINT
 from .database import JobsManager, JobsModel
 from .fields import ExactCharField
 from .hooks import operations
-from .indexes import HotIndex, IndexWhereSet, PartialIndex, UniqueWhereSet, without_ignored_parts
+from .indexes import HotIndex, IndexWhereSet, PartialIndex, PostgresqlIndex, UniqueWhereSet, without_ignored_parts
 from .job_texts import has_args, has_message, has_text, has_word, text_conditions
 from .permissions import JOB_PERMISSIONS
 from .related_object import about_of
@@ -354,6 +354,9 @@ class Job(JobsModel):
     created_at = models.DateTimeField(db_default=Now())
     run_at = models.DateTimeField(null=True, help_text="Time at which a scheduled or retrying job becomes due.")
     enqueued_at = models.DateTimeField(null=True)
+    is_returned = models.BooleanField(
+        default=False, db_default=False, help_text="Whether it became ready later than its `enqueued_at` (ADR 0046)."
+    )
     started_at = models.DateTimeField(null=True)
     reserved_until = models.DateTimeField(null=True)
     finished_at = models.DateTimeField(null=True)
@@ -424,6 +427,12 @@ class Job(JobsModel):
                 fields=["queue", "sort_priority", "enqueued_at", "id"],
                 name="faktory_ready",
                 condition=Q(state="enqueued"),
+            ),
+            # Finds what returned to its place behind the bound of a claim, and is nearly always empty (ADR 0046).
+            PostgresqlIndex(
+                fields=["queue", "state", "sort_priority", "enqueued_at", "id"],
+                name="faktory_returned",
+                condition=Q(is_returned=True),
             ),
             # Without partial indexes (MariaDB) the index of ready jobs starts with the state, so it serves these too.
             models.Index(

@@ -20,6 +20,7 @@ from ..models import Job, JobQuerySet
 from . import notifier
 from .dialects import clock_of, dialect_of
 from .dialects.base import DELIVERY_LEASE_S, Dialect
+from .dialects.bounds import Bounds
 from .dialects.values import EndedRun
 from .jobs.unanswered_claims import ClaimNumbers
 from .transactions import after_commit
@@ -58,6 +59,7 @@ class Store:
         self.delivery_lease_s = delivery_lease_s
         self.commit_within_s = commit_within_s
         self.claim_numbers = ClaimNumbers()
+        self.bounds = Bounds()
         self._announce = announce
         self._recorder = recorder
 

@@ -21,6 +21,7 @@ from django.db.backends.utils import CursorWrapper
 from ...core.loop_connection import LoopConnection
 from ...core.payloads import Ack, Delivery, JobPayload, Reservation
 from ..chunks import chunks
+from .bounds import Bounds
 from .job_columns import NewRow
 from .values import (
     AckResult,
@@ -142,6 +143,10 @@ class Dialect(ABC):
     def now(self, cursor: CursorWrapper) -> datetime:
         """Return the database's time."""
 
+    def time_of_write(self, cursor: CursorWrapper) -> datetime:
+        """Return the time for jobs that this transaction is about to insert."""
+        return self.now(cursor)
+
     @abstractmethod
     def age(self, moment: str) -> str:
         """Return SQL for the seconds since `moment` as a float; negative if it is in the future."""
@@ -197,10 +202,11 @@ class Dialect(ABC):
         max_count: int,
         wids: Collection[str],
         now: datetime | None,
+        bounds: Bounds | None = None,
     ) -> tuple[dict[str, int], set[str]]:
         """Count the ready jobs of each queue that is not paused, up to `max_count`.
 
-        Returns these counts, and the `wids` that are quiet or terminating.
+        `bounds`: where to begin to read the queues. Returns these counts, and the `wids` that are quiet or terminating.
         """
 
     def end(self, connection: BaseDatabaseWrapper, acks: Sequence[Ack], now: datetime | None) -> AckResult:

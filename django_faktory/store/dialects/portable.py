@@ -18,6 +18,7 @@ from ...core.lifecycle import CLAIMS_OF_ROW
 from ...core.payloads import Ack, Delivery, Reservation
 from ..chunks import chunks
 from .base import COUNTER, JOB, LIMIT, LIMITER, QUEUE, WORKER, Dialect, OrderedJobs, marks, utc
+from .bounds import Bounds
 from .job_columns import PLAIN, REPLACED, UNKEYED, new_row
 from .values import ALL_STORED, ClaimPlan, ClaimSlot, PushResult, Tally
 
@@ -226,6 +227,7 @@ class PortableDialect(Dialect):
         max_count: int,
         wids: Collection[str],
         now: datetime | None,
+        bounds: Bounds | None = None,  # noqa: ARG002
     ) -> tuple[dict[str, int], set[str]]:
         with connection.cursor() as cursor:
             clock = connection.ops.adapt_datetimefield_value(now or self.now(cursor))

@@ -9,6 +9,7 @@ from typing import Any, NamedTuple
 import msgspec
 
 from ...core.payloads import Reservation
+from .bounds import Bounds
 
 
 class ClaimSlot(msgspec.Struct, frozen=True, gc=False):
@@ -39,6 +40,8 @@ class ClaimPlan(msgspec.Struct, frozen=True, gc=False):
     """Slots to prefetch in addition, for later FETCHes; their wids are ignored (ADR 0026)."""
     candidate_wids: Collection[str] = ()
     """Wids that may receive prefetched jobs; nothing is prefetched if one of them is quiet or terminating."""
+    bounds: Bounds | None = None
+    """Where to begin to read the queues; None: at their beginning."""
     next_plans: Sequence[ClaimPlan] = ()
     """Further plans; only their slots and limits are used.
 

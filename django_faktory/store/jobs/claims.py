@@ -225,7 +225,12 @@ class ClaimContext(NamedTuple):
     def fill_plan(self, plan: ClaimPlan, number: int) -> ClaimPlan:
         """Return the plan with this claim number and with the leases of this context."""
         return msgspec.structs.replace(
-            plan, lease_s=self.lease_s, claim=number, at_least_s=self.at_least_s, at_most_s=self.at_most_s
+            plan,
+            lease_s=self.lease_s,
+            claim=number,
+            at_least_s=self.at_least_s,
+            at_most_s=self.at_most_s,
+            bounds=self.store.bounds,
         )
 
     def claim(self, plan: ClaimPlan) -> list[Reservation]:
@@ -298,7 +303,9 @@ def _plan_by_counts(
     wids = {request.wid for request in requests if request.wid}
     waiting, quiet_wids = run(
         store.alias,
-        lambda connection: store.dialect.count_ready(connection, list(queues), max(sum(needs), 0), wids, store.clock()),
+        lambda connection: store.dialect.count_ready(
+            connection, list(queues), max(sum(needs), 0), wids, store.clock(), store.bounds
+        ),
         atomic=False,
     )
     claimed_counts = Counter((job.queue, job.wid) for job in undistributed)

@@ -27,6 +27,7 @@ EDITABLE = sources(Event.KILL)
 
 _EDITED = (
     "payload", "queue", "sort_priority", "run_at", "lock_key", "limit_key", "limiter", "unique_key", "state",
+    "is_returned",
 )  # fmt: skip
 
 
@@ -80,6 +81,7 @@ def _write(connection: BaseDatabaseWrapper, row: Job, new_values: Edit) -> None:
     # `locks.block_if_locked` or the limiter of the next claim blocks it again if necessary.
     if is_moved:
         row.limiter = None
+        row.is_returned = True
         if row.state == State.BLOCKED:
             row.state = State.ENQUEUED
     Job.objects.using(connection.alias).filter(pk=row.pk, state__in=map(str, EDITABLE)).update(

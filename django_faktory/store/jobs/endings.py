@@ -51,6 +51,7 @@ _BY_SHUTDOWN = Interruption(jid="", wid="", attempt=0, queue="", message="")
 
 RETURNED: dict[str, Any] = {
     "state": State.ENQUEUED,
+    "is_returned": True,
     "wid": "",
     "started_at": None,
     "reserved_until": None,
@@ -220,7 +221,8 @@ class Ending:
         run_at = self.clock + timedelta(seconds=failure.retry_in_s or 0.0)
         # The alarm about unknown tasks finds the job by its error type.
         errtype = failure.errtype if failure.errtype == UnknownJobType.__name__ else job.errtype
-        values = RETURNED | {"state": State.SCHEDULED, "run_at": run_at, "enqueued_at": None, "errtype": errtype}
+        values = RETURNED | {"state": State.SCHEDULED, "is_returned": False, "run_at": run_at, "enqueued_at": None}
+        values["errtype"] = errtype
         self._store.jobs.filter(pk=job.pk).update(**values)
         self._record([job], State.SCHEDULED)
 

@@ -92,6 +92,7 @@ class Exchange:
             at_most_s=context.at_most_s,
             prefetch_slots=prefetch_slots,
             candidate_wids=candidate_wids,
+            bounds=self.store.bounds,
             next_plans=plan.next_plans,
         )
 

@@ -22,7 +22,7 @@ from ...models import Job
 from ..batches import membership
 from ..chunks import chunks
 from ..deletion import delete_locked
-from ..dialects import clock_of, dialect_of
+from ..dialects import dialect_of
 from ..dialects.base import OrderedJobs, insertion_key, unique_key_of
 from ..dialects.job_columns import NewRow, new_row
 from ..locks import locks
@@ -67,7 +67,8 @@ def _push_once(
     callback_of: str | None,
     chunk_size: int,
 ) -> dict[str, FaktoryError]:
-    clock = clock_of(connection, now)
+    with connection.cursor() as cursor:
+        clock = now or dialect_of(connection).time_of_write(cursor)
     jobs = [job for _, job in placed_jobs]
     # Lock order (ADR 0024): existing jobs, then batches, then lock rows, and new jobs last.
     keys = sorted({key for job in jobs if (key := unique_key_of(job))})

@@ -124,7 +124,10 @@ def undo_claims(cursor: CursorWrapper, limiter_ids: Mapping[int, int | None]) ->
     _set_each(cursor, "limiter", to_block, f"state = 'blocked', {undo_columns}")
     to_enqueue = [row_id for row_id, limiter_id in limiter_ids.items() if limiter_id is None]
     if to_enqueue:
-        cursor.execute(f"UPDATE {JOB} SET state = 'enqueued', {undo_columns} WHERE id IN ({_list_ids(to_enqueue)})")
+        cursor.execute(
+            f"UPDATE {JOB} SET state = 'enqueued', is_returned = TRUE, {undo_columns}"
+            f" WHERE id IN ({_list_ids(to_enqueue)})"
+        )
 
 
 def _set_each(cursor: CursorWrapper, column: str, values: Mapping[int, Any], other_columns: str) -> None:
@@ -198,7 +201,7 @@ def unblock_first(
         elif dialect.skip_lock and _has_blocked(cursor, limiter_id, queue, ids):
             has_more = has_skipped = True
         if ids:
-            cursor.execute(f"UPDATE {JOB} SET state = 'enqueued' WHERE id IN ({_list_ids(ids)})")
+            cursor.execute(f"UPDATE {JOB} SET state = 'enqueued', is_returned = TRUE WHERE id IN ({_list_ids(ids)})")
             counts[queue] = len(ids)
     return counts, has_more, has_skipped
 
@@ -252,7 +255,7 @@ def unblock_portion(cursor: CursorWrapper, dialect: Dialect, limiter_id: int, li
     if rows:
         ids = [row_id for row_id, _ in rows]
         cursor.execute(
-            f"UPDATE {JOB} SET state = 'enqueued', limiter = NULL WHERE id IN ({_list_ids(ids)})"
+            f"UPDATE {JOB} SET state = 'enqueued', is_returned = TRUE, limiter = NULL WHERE id IN ({_list_ids(ids)})"
             " AND state IN ('blocked', 'enqueued')"
         )
     return len(rows), {queue for _, queue in rows}

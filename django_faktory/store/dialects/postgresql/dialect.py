@@ -17,6 +17,7 @@ from ....core.payloads import Ack, Delivery, Reservation
 from ....errors import ReservationLost
 from ...database_errors import error_code
 from ..base import JOB, LIMIT, Dialect, OrderedJobs
+from ..bounds import Bounds
 from ..cursor_hooks import has_own_cursor
 from ..idle_sessions import was_ended
 from ..values import AckResult, ClaimPlan, FailureColumns, HandoffResult, LockedRows, PushResult, Tally
@@ -30,7 +31,6 @@ from .pooler import is_pooled
 from .prepared import Call, can_join, execute_and_commit, execute_on, keeps_session
 from .push import lock_call, push_call, read_result
 from .reservations import confirm, extend
-from .rows import reservations
 
 CLAIMED_WITHIN_S = 2.0
 """Limit in seconds of the wait for claims that may not have seen a new limit.
@@ -102,6 +102,12 @@ class PostgresqlDialect(Dialect):
         moment: datetime = cursor.fetchone()[0]
         return moment
 
+    def time_of_write(self, cursor: CursorWrapper) -> datetime:
+        # The function runs first: claims must see that the transaction is open from this time on (ADR 0046).
+        cursor.execute("SELECT CLOCK_TIMESTAMP() FROM pg_current_xact_id()")
+        moment: datetime = cursor.fetchone()[0]
+        return moment
+
     def insert(
         self, connection: BaseDatabaseWrapper, jobs: OrderedJobs, now: datetime | None, *, may_exist: bool = True
     ) -> PushResult:
@@ -112,7 +118,9 @@ class PostgresqlDialect(Dialect):
 
     def claim(self, connection: BaseDatabaseWrapper, plan: ClaimPlan, now: datetime | None) -> list[Reservation]:
         """Reserve jobs, with one call for each wid of the plan, in one message."""
-        return reservations(execute_on(connection, claim_calls(plan, now, is_lazy=_is_own(connection))))
+        is_own = _is_own(connection)
+        calls, read = claim_calls(plan, now, is_lazy=is_own, is_own=is_own)
+        return read(execute_on(connection, calls))
 
     def exchange(
         self,
@@ -149,11 +157,14 @@ class PostgresqlDialect(Dialect):
         calls += [push_call(jobs, now, may_exist=True)] if jobs else []
         # Acks and pushes must be on disk when they are answered (ADR 0043).
         claims_from = len(calls)
+        read_claims = None
         if plan.slots or plan.prefetch_slots:
-            calls += claim_calls(plan, now, is_lazy=not calls and _is_own(connection))
+            is_own = _is_own(connection)
+            claims, read_claims = claim_calls(plan, now, is_lazy=is_own and not calls, is_own=is_own)
+            calls += claims
 
         def read(results: list[Rows]) -> tuple[AckResult, list[Reservation]]:
-            claimed = reservations(results[claims_from:]) if len(calls) > claims_from else []
+            claimed = read_claims(results[claims_from:]) if read_claims else []
             ending = read_ends(results[0], claimed) if acks else AckResult({}, set())
             if ending.handed:
                 # Another job of its key is likely to follow such a job: try `hand_off_lock` at its end.
@@ -223,8 +234,12 @@ class PostgresqlDialect(Dialect):
         max_count: int,
         wids: Collection[str],
         now: datetime | None,
+        bounds: Bounds | None = None,
     ) -> tuple[dict[str, int], set[str]]:
-        rows = call(connection, "faktory_waiting_1", [list(queues), max_count, list(wids), now])
+        bounds = bounds if bounds and now is None else Bounds()
+        look = bounds.look(queues)
+        rows = call(connection, "faktory_waiting_1", [list(queues), max_count, list(wids), now, *look.parts])
+        bounds.conclude(look, (), ())
         return {name: count for name, count, is_wid in rows if not is_wid}, {wid for wid, _, is_wid in rows if is_wid}
 
     def end(

@@ -6,7 +6,7 @@ depend on its size.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from datetime import datetime
 
 import msgspec
@@ -14,10 +14,12 @@ from django.db.backends.base.base import BaseDatabaseWrapper
 
 from ....core.payloads import Ack, Reservation
 from ..base import COUNTER, DELIVERY_LEASE_S, JOB, counter_slot
+from ..bounds import Bounds, Drawn
 from ..values import AckResult, ClaimPlan, Ended, EndedRun
 from .calls import function
 from .pipeline import Rows
 from .prepared import Call, Command
+from .rows import ACQUIRED, reservations
 
 NOT_HELD = "FK001"
 """SQLSTATE of `faktory_end_1` with `is_last`: a job is no longer held as it was."""
@@ -57,30 +59,49 @@ def end_call(
     ]  # fmt: skip
 
 
-def claim_calls(plan: ClaimPlan, now: datetime | None, *, is_lazy: bool) -> list[Call]:
+def claim_calls(
+    plan: ClaimPlan, now: datetime | None, *, is_lazy: bool, is_own: bool
+) -> tuple[list[Call], Callable[[list[Rows]], list[Reservation]]]:
     """Return a claim for each wid of the plan, followed by the claims of its `next_plans`, then the prefetch.
 
-    `is_lazy`: the claims are alone in their transaction, and need not be on disk.
+    Also returns the function that reads their rows. `is_lazy`: the claims are alone in their transaction, and need not
+    be on disk. `is_own`: the transaction ends with this message.
     """
     claim = function("faktory_claim_1")
     calls: list[Call] = []
-    for subplan in (plan, *plan.next_plans):
+    # A fixed time may be any time, and what a transaction of the caller has seen may be rolled back.
+    bounds = plan.bounds if plan.bounds and now is None else Bounds()
+    parts = (plan, *plan.next_plans)
+    queues = {slot.queue for slots in (*(part.slots for part in parts), plan.prefetch_slots) for slot in slots}
+    look = bounds.look(queues, draws=is_own)
+    for subplan in parts:
         by_wid: dict[str, tuple[list[str], list[int]]] = {}
         for slot in subplan.slots:
-            queues, counts = by_wid.setdefault(slot.wid, ([], []))
-            queues.append(slot.queue)
+            names, counts = by_wid.setdefault(slot.wid, ([], []))
+            names.append(slot.queue)
             counts.append(slot.count)
         leases = [plan.mark, plan.at_least_s, plan.at_most_s, plan.lease_s, now, is_lazy]
-        for wid, (queues, counts) in by_wid.items():
-            calls.append((claim, [queues, counts, wid, subplan.limit, *leases]))
+        for wid, (names, counts) in by_wid.items():
+            calls.append((claim, [names, counts, wid, subplan.limit, *leases, *look.parts]))
     # Last: the buffer gets jobs behind those of the requests in the order of the queue (ADR 0026).
     if plan.prefetch_slots:
-        queues, counts = [slot.queue for slot in plan.prefetch_slots], [slot.count for slot in plan.prefetch_slots]
+        names, counts = [slot.queue for slot in plan.prefetch_slots], [slot.count for slot in plan.prefetch_slots]
         mark = None if plan.claim is None else -plan.claim
         lease_s = DELIVERY_LEASE_S if plan.at_most_s is None else plan.at_most_s
-        values = [queues, counts, mark, lease_s, list(plan.candidate_wids), now]
+        values = [names, counts, mark, lease_s, list(plan.candidate_wids), now, *look.parts]
         calls.append((function("faktory_prefetch_1"), values))
-    return calls
+    count = len(calls)
+    if look.draws:
+        queue_names, ranks, starts, _, late = look.parts
+        calls.append((function("faktory_bounds_1"), [queue_names, ranks, starts, late, look.is_due]))
+
+    def read(results: list[Rows]) -> list[Reservation]:
+        claimed = results[:count]
+        drawn = [Drawn(*row) for rows in results[count:] for row in rows]
+        bounds.conclude(look, [(row[5], row[2]) for rows in claimed for row in rows if row[0] != ACQUIRED], drawn)
+        return reservations(claimed)
+
+    return calls, read
 
 
 def read_ends(rows: Rows, claimed: Sequence[Reservation]) -> AckResult:

@@ -20,17 +20,17 @@ def reservations(claims: Sequence[Rows]) -> list[Reservation]:
 
 
 def _convert(rows: Rows) -> list[Reservation]:
-    claimed = [_to_reservation(row) for row in sorted((row for row in rows if row[0] != _ACQUIRED), key=_claim_order)]
+    claimed = [_to_reservation(row) for row in sorted((row for row in rows if row[0] != ACQUIRED), key=_claim_order)]
     if len(claimed) == len(rows):
         return claimed
-    held = {jid: (permits, token) for kind, _, _, _, jid, *_, permits, _, token in rows if kind == _ACQUIRED}
+    held = {jid: (permits, token) for kind, _, _, _, jid, *_, permits, _, token in rows if kind == ACQUIRED}
     return [
         msgspec.structs.replace(job, permits=held[job.jid][0], lock_token=held[job.jid][1]) if job.jid in held else job
         for job in claimed
     ]
 
 
-_ACQUIRED = "acquired"
+ACQUIRED = "acquired"
 
 
 def _claim_order(row: tuple[Any, ...]) -> tuple[Any, ...]:

@@ -5,7 +5,8 @@
 -- Rows: 'claimed', and those of `faktory_acquire_1`, which correct lock and permits of these jobs.
 CREATE OR REPLACE FUNCTION faktory_claim_1 (
   queues text[], rooms int[], claimer text, maximum int, mark bigint, at_least_s float8, at_most_s float8,
-  lock_lease_s float8, moment timestamptz, is_lazy boolean
+  lock_lease_s float8, moment timestamptz, is_lazy boolean,
+  parts text[], ranks smallint[], bounds timestamptz[], ends smallint[], late json  -- where to begin, see `faktory_starts_1`
 )
 RETURNS TABLE (
   kind text, place int, sort_priority smallint, id bigint, jid text, queue text, payload text, wid text, attempt bigint,
@@ -17,12 +18,18 @@ SET enable_seqscan = off SET enable_bitmapscan = off SET jit = off SET plan_cach
 #variable_conflict use_column
 DECLARE
   clock timestamptz := COALESCE(moment, clock_timestamp());
+  starts timestamptz[] := bounds;
 BEGIN
+  IF late IS NOT NULL THEN
+    starts := faktory_starts_1(parts, bounds, late, pg_current_snapshot());
+  END IF;
   IF is_lazy THEN
     -- If a crash of the database undoes a claim, the job runs again; its end flushes the claim to disk as well (ADR 0043).
     PERFORM set_config('synchronous_commit', 'off', TRUE);
   END IF;
-  -- Walks the queues in their order and no further than the maximum, so that exactly the claimed rows are locked. The ids
+  -- Walks the queues and their parts in order and no further than the maximum, so that exactly the claimed rows are locked.
+  -- Behind a bound are only jobs that returned to an old place: they have an index of their own, and hide their state from the
+  -- planner, which could choose the index of all ready jobs (ADR 0046). The ids
   -- pass through an array, which is computed once: for a join the planner would estimate a tenth of the waiting jobs.
   -- Without bitmap scans, which read the dead entries of a drained queue again at each claim.
   -- RETURN QUERY does not show its rows to the function, so jobs that need a lock or a permit note their ids in a setting:
@@ -31,7 +38,7 @@ BEGIN
   UPDATE django_faktory_job AS j SET state = 'working', wid = claimer, attempt = GREATEST(j.attempt, j.id << 20) + 1,
     started_at = clock, run_at = NULL,
     reserved_until = clock + make_interval(secs => LEAST(GREATEST(j.reserve_for, at_least_s), at_most_s)),
-    limiter = NULL, claim = mark,
+    limiter = NULL, claim = mark, is_returned = FALSE,
     -- The token of its lock, which `faktory_acquire_1` inserts, or takes back.
     lock_token = CASE WHEN j.lock_key IS NOT NULL THEN nextval(pg_get_serial_sequence('django_faktory_joblock', 'id')) END,
     permits = CASE WHEN (j.limit_key IS NOT NULL
@@ -44,9 +51,20 @@ BEGIN
   WHERE j.id = ANY (ARRAY(
     SELECT ready.id FROM unnest(queues, rooms) AS slot (queue, room)
     CROSS JOIN LATERAL (
-      SELECT id FROM django_faktory_job
-      WHERE state = 'enqueued' AND queue = slot.queue AND (expires_at IS NULL OR expires_at > clock)
-      ORDER BY sort_priority, enqueued_at, id LIMIT slot.room FOR UPDATE SKIP LOCKED) AS ready
+      SELECT found.id FROM unnest(parts, ranks, starts, ends) AS part (queue, rank, start, below)
+      CROSS JOIN LATERAL (
+        SELECT id FROM (
+          SELECT id FROM django_faktory_job
+          WHERE is_returned AND queue = part.queue AND state = (SELECT 'enqueued') AND sort_priority = part.rank
+            AND enqueued_at < part.start AND (expires_at IS NULL OR expires_at > clock)
+          ORDER BY enqueued_at, id LIMIT slot.room FOR UPDATE SKIP LOCKED) AS returned
+        UNION ALL
+        SELECT id FROM (
+          SELECT id FROM django_faktory_job
+          WHERE state = 'enqueued' AND queue = part.queue AND (sort_priority, enqueued_at) >= (part.rank, part.start)
+            AND sort_priority < part.below AND (expires_at IS NULL OR expires_at > clock)
+          ORDER BY sort_priority, enqueued_at, id LIMIT slot.room FOR UPDATE SKIP LOCKED) AS others) AS found
+      WHERE part.queue = slot.queue LIMIT slot.room) AS ready
     WHERE slot.queue <> ALL (ARRAY(SELECT name FROM faktory_closed_queues_1(clock) AS closed (name)))
       AND NOT EXISTS (SELECT FROM django_faktory_workerprocess WHERE wid = claimer AND state <> 'running')
     LIMIT maximum))

@@ -55,7 +55,7 @@ BEGIN
           ORDER BY j.sort_priority, j.enqueued_at, j.id LIMIT LEAST(room, 500) FOR UPDATE SKIP LOCKED) AS j;
         IF ids IS NOT NULL THEN
           RETURN QUERY
-          UPDATE django_faktory_job AS j SET state = 'enqueued' WHERE j.id = ANY (ids)
+          UPDATE django_faktory_job AS j SET state = 'enqueued', is_returned = TRUE WHERE j.id = ANY (ids)
           RETURNING 'ready', j.queue::text, j.jid::text;
         END IF;
         PERFORM FROM django_faktory_job AS j

@@ -21,6 +21,8 @@ LANGUAGE plpgsql
 AS $$
 #variable_conflict use_column
 DECLARE
+  -- First: a claim that begins behind this time must see that this transaction is open (ADR 0046).
+  own xid8 := pg_current_xact_id();
   moment timestamptz := COALESCE(clock, clock_timestamp());
   is_lone boolean := places IS NULL;
   looks boolean;

@@ -34,7 +34,7 @@ BEGIN
       EXIT WHEN NOT FOUND;
       CONTINUE WHEN is_behind;
       RETURN QUERY
-      UPDATE django_faktory_job AS j SET state = 'enqueued' WHERE j.id = (
+      UPDATE django_faktory_job AS j SET state = 'enqueued', is_returned = TRUE WHERE j.id = (
         SELECT j.id FROM django_faktory_job AS j
         WHERE j.id = first_id AND j.state = 'blocked' AND j.limiter IS NULL FOR UPDATE SKIP LOCKED)
       RETURNING 'ready', j.queue::text, j.jid::text;

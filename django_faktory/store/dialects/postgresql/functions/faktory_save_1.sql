@@ -16,7 +16,8 @@ BEGIN
     state = r.state, unique_key = r.unique_key, lock_token = r.lock_token, permits = r.permits, wid = r.wid,
     failures = r.failures, losses = r.losses, errtype = r.errtype, failure = r.failure, history = r.history,
     run_at = r.run_at, enqueued_at = r.enqueued_at, started_at = r.started_at, reserved_until = r.reserved_until,
-    finished_at = r.finished_at, purge_at = r.purge_at, failed_at = r.failed_at
+    finished_at = r.finished_at, purge_at = r.purge_at, failed_at = r.failed_at,
+    is_returned = r.state = 'enqueued'  -- a job that lost its worker keeps its place
   FROM unnest(
     id, state, unique_key, lock_token, permits, wid, failures, losses, errtype, failure, history, run_at, enqueued_at,
     started_at, reserved_until, finished_at, purge_at, failed_at
