@@ -202,6 +202,7 @@ class Dialect(ABC):
         max_count: int,
         wids: Collection[str],
         now: datetime | None,
+        *,
         bounds: Bounds | None = None,
     ) -> tuple[dict[str, int], set[str]]:
         """Count the ready jobs of each queue that is not paused, up to `max_count`.

@@ -10,21 +10,20 @@ import json
 import threading
 import time
 from collections import deque
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from datetime import datetime, timedelta
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
-PERIOD_S = 0.5
-"""Time between two bounds of a queue, and minimum age of a transaction that counts as late."""
-SLACK = timedelta(seconds=0.5)
-"""How long before its first write a transaction may have read the time of its jobs."""
 MAX_PRIORITIES, MAX_QUEUES, MAX_LATE = 8, 1000, 32
-"""Above these numbers, queues and priorities get no bound, and bounds are not drawn."""
-FULL_LOOK_FACTOR, FULL_LOOK_MIN_S, FULL_LOOK_MAX_S = 100, 1.0, 10.0
-"""A queue is read from its beginning after this multiple of the time that it took the last time."""
+"""Numbers of priorities of a queue and of queues with bounds, and of late transactions with which bounds are drawn."""
+FULL_LOOK_FACTOR = 100
+"""A queue is read from its beginning after this multiple of the time that it took before."""
 
 Bound = datetime | None
 """None: from the beginning."""
+_BEGINNING = "-infinity"
+_LOWEST, _HIGHEST = -101, 101
+"""Before and behind each sort_priority."""
 
 
 class Drawn(NamedTuple):
@@ -41,26 +40,51 @@ class Drawn(NamedTuple):
 
 
 class _Mark(NamedTuple):
-    """A transaction of this node: one with a higher xid has no job that is older than `began_at`, but for `SLACK`."""
+    """A transaction of this node: one with a higher xid has no job that is older than `began_at`, but for the slack."""
 
     xid: int
     began_at: datetime
     known_at: float
 
 
-class _Queue:
-    """What is known about a queue. `drawn` is replaced as a whole, so that other threads see parts that fit."""
+class _Parts(NamedTuple):
+    """The parts of a queue: the jobs before the first known priority, then those of each, up to the next one.
 
-    def __init__(self) -> None:
-        self.drawn: tuple[dict[int, Bound], dict[int, Bound]] = {}, {}
-        """Bounds by sort_priority, ascending; and late transactions with the time before which they have no job."""
+    The texts are the elements of arrays.
+    """
+
+    bounds: dict[int, Bound]
+    """By sort_priority, ascending."""
+    late: dict[int, Bound]
+    """Transactions that were open when the bounds were drawn, and the time before which they have no job."""
+    names: list[str]
+    ranks: str
+    starts: str
+    ends: str
+
+    @classmethod
+    def of(cls, name: str, bounds: dict[int, Bound], late: dict[int, Bound]) -> _Parts:
+        starts = [f'"{bound}"' if bound else _BEGINNING for bound in (None, *bounds.values())]
+        texts = _join(_LOWEST, *bounds), ",".join(starts), _join(*bounds, _HIGHEST)
+        return cls(bounds, late, [name] * len(starts), *texts)
+
+
+def _join(*values: object) -> str:
+    return ",".join(map(str, values))
+
+
+class _Queue:
+    """What is known about a queue. `parts` is replaced as a whole, because other threads read it without the lock."""
+
+    def __init__(self, name: str) -> None:
+        self.parts = _Parts.of(name, {}, {})
         self.draw_at = self.full_look_at = 0.0
 
 
 class Look(NamedTuple):
     """One reading of queues: the last parameters of `faktory_claim_1`, and what `Bounds.conclude` needs."""
 
-    parts: tuple[list[str], str, str, str, str | None]
+    values: tuple[list[str], str, str, str, str | None]
     late: dict[str, dict[int, Bound]]
     full: list[_Queue]
     draws: bool
@@ -70,48 +94,61 @@ class Look(NamedTuple):
 
 
 class Bounds:
-    """The bounds of one node. Thread-safe."""
+    """The bounds of one node. Thread-safe.
 
-    def __init__(self) -> None:
+    `period_s` is the time between two bounds of a queue, and the age from which on an open transaction is late. `slack`
+    is the time for which a transaction may know the time of its jobs before it writes. `full_look_s` is the shortest
+    and the longest time between two readings of a queue from its beginning.
+    """
+
+    def __init__(
+        self,
+        *,
+        period_s: float = 0.5,
+        slack: timedelta = timedelta(seconds=0.5),
+        full_look_s: tuple[float, float] = (1.0, 10.0),
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
+        self._period_s, self._slack, self._full_look_s, self._clock = period_s, slack, full_look_s, clock
         self._queues: dict[str, _Queue] = {}
         self._marks: deque[_Mark] = deque(maxlen=16)
         self._lock = threading.Lock()
 
     def look(self, queues: Iterable[str], *, draws: bool = False) -> Look:
         """Return where to begin to read these queues; call `conclude` after it. `draws`: bounds may be drawn."""
-        now = time.monotonic()
-        names: list[str] = []
-        ranks, starts, ends = [], [], []
+        now = self._clock()
+        found: list[_Parts] = []
         late: dict[str, dict[int, Bound]] = {}
         full: list[_Queue] = []
         is_due = False
         for name in queues:
-            bounds: dict[int, Bound] = {}
-            if queue := self._queues.get(name):
-                bounds, late[name] = queue.drawn
-                if now >= queue.full_look_at:
-                    queue.full_look_at = now + FULL_LOOK_MAX_S  # until `conclude` knows how long it took
-                    full.append(queue)
-                    bounds = dict.fromkeys(bounds)
-                if draws and now >= queue.draw_at:
-                    queue.draw_at, is_due = now + PERIOD_S, True
-            names += [name] * (len(bounds) + 1)
-            ranks += [-101, *bounds]
-            starts += [None, *bounds.values()]
-            ends += [*bounds, 101]
-        is_late = any(late.values())
-        parts = (names, _array(ranks), _array(map(_text, starts)), _array(ends), _encode(late) if is_late else None)
-        return Look(parts, late, full, draws and (is_due or is_late), is_due, now)
+            queue = self._queues.get(name)
+            if queue is None:
+                found.append(_Parts.of(name, {}, {}))
+                continue
+            parts = queue.parts
+            if parts.late:
+                late[name] = parts.late
+            if now >= queue.full_look_at:
+                queue.full_look_at = now + self._full_look_s[1]  # until `conclude` knows how long it took
+                full.append(queue)
+                parts = parts._replace(starts=_join(*[_BEGINNING] * len(parts.names)))
+            if draws and now >= queue.draw_at:
+                queue.draw_at, is_due = now + self._period_s, True
+            found.append(parts)
+        names, ranks, starts, ends = found[0][2:] if len(found) == 1 else _merge(found)
+        values = (names, f"{{{ranks}}}", f"{{{starts}}}", f"{{{ends}}}", _encode(late) if late else None)
+        return Look(values, late, full, draws and (is_due or bool(late)), is_due, now)
 
     def conclude(self, look: Look, claimed: Iterable[tuple[str, int]], drawn: Sequence[Drawn]) -> None:
         """Note the queues and priorities of claimed jobs, and new bounds."""
-        now = time.monotonic()
+        now = self._clock()
         for queue in look.full:
-            took_s = now - look.began_at
-            queue.full_look_at = now + min(max(FULL_LOOK_FACTOR * took_s, FULL_LOOK_MIN_S), FULL_LOOK_MAX_S)
+            shortest_s, longest_s = self._full_look_s
+            queue.full_look_at = now + min(max(FULL_LOOK_FACTOR * (now - look.began_at), shortest_s), longest_s)
         for name, rank in claimed:
             found = self._queues.get(name)
-            if found is None or (rank not in found.drawn[0] and len(found.drawn[0]) < MAX_PRIORITIES):
+            if found is None or (rank not in found.parts.bounds and len(found.parts.bounds) < MAX_PRIORITIES):
                 self._add(name, rank)
         if drawn:
             self._draw(look, drawn, now)
@@ -120,22 +157,22 @@ class Bounds:
         with self._lock:
             while len(self._queues) >= MAX_QUEUES and name not in self._queues:
                 del self._queues[next(iter(self._queues))]
-            queue = self._queues.setdefault(name, _Queue())
-            bounds, late = queue.drawn
-            queue.drawn = dict(sorted(({rank: None} | bounds).items())), late
+            queue = self._queues.setdefault(name, _Queue(name))
+            bounds = {rank: None, **queue.parts.bounds}
+            queue.parts = _Parts.of(name, dict(sorted(bounds.items())), queue.parts.late)
 
     def _draw(self, look: Look, rows: Sequence[Drawn], now: float) -> None:
         first = rows[0]
         with self._lock:
             # The bounds stay behind a transaction of a while ago: those that began since then end without any notice.
-            mark = next((mark for mark in reversed(self._marks) if now - mark.known_at >= PERIOD_S), None)
+            mark = next((mark for mark in reversed(self._marks) if now - mark.known_at >= self._period_s), None)
             if mark:
                 self._set(look, rows, mark)
-            if first.xid is not None and (not self._marks or now - self._marks[-1].known_at >= PERIOD_S / 2):
+            if first.xid is not None and (not self._marks or now - self._marks[-1].known_at >= self._period_s / 2):
                 self._marks.append(_Mark(first.xid, first.began_at, now))
 
     def _set(self, look: Look, rows: Sequence[Drawn], mark: _Mark) -> None:
-        limit = mark.began_at - SLACK
+        limit = mark.began_at - self._slack
         late = [int(xid) for xid in rows[0].seen.split(":")[2].split(",") if xid and int(xid) < mark.xid]
         if len(late) > MAX_LATE:
             return
@@ -146,28 +183,27 @@ class Bounds:
             if queue := self._queues.get(name):
                 known = look.late.get(name, {})
                 # A priority that this reading did not know is read from its beginning.
-                queue.drawn = (
-                    {rank: drawn.get(rank) for rank in queue.drawn[0]},
+                queue.parts = _Parts.of(
+                    name,
+                    {rank: drawn.get(rank) for rank in queue.parts.bounds},
                     {xid: known[xid] if xid in known else self._began(xid) for xid in late},
                 )
 
     def _began(self, xid: int) -> Bound:
         """Return the time before which a transaction has no job."""
-        return next((mark.began_at - SLACK for mark in reversed(self._marks) if mark.xid < xid), None)
+        return next((mark.began_at - self._slack for mark in reversed(self._marks) if mark.xid < xid), None)
 
 
-def _array(values: Iterable[Any]) -> str:
-    return f"{{{','.join(map(str, values))}}}"
-
-
-def _text(bound: Bound) -> str:
-    return f'"{bound}"' if bound else "-infinity"
+def _merge(found: Sequence[_Parts]) -> tuple[list[str], str, str, str]:
+    names = [name for parts in found for name in parts.names]
+    ranks, starts, ends = zip(*(parts[3:] for parts in found), strict=True)
+    return names, ",".join(ranks), ",".join(starts), ",".join(ends)
 
 
 def _encode(late: dict[str, dict[int, Bound]]) -> str:
     return json.dumps(
         [
-            {"queue": name, "xid": str(xid), "since": str(since or "-infinity")}
+            {"queue": name, "xid": str(xid), "since": str(since or _BEGINNING)}
             for name, transactions in late.items()
             for xid, since in transactions.items()
         ]

@@ -227,6 +227,7 @@ class PortableDialect(Dialect):
         max_count: int,
         wids: Collection[str],
         now: datetime | None,
+        *,
         bounds: Bounds | None = None,  # noqa: ARG002
     ) -> tuple[dict[str, int], set[str]]:
         with connection.cursor() as cursor:

@@ -304,7 +304,7 @@ def _plan_by_counts(
     waiting, quiet_wids = run(
         store.alias,
         lambda connection: store.dialect.count_ready(
-            connection, list(queues), max(sum(needs), 0), wids, store.clock(), store.bounds
+            connection, list(queues), max(sum(needs), 0), wids, store.clock(), bounds=store.bounds
         ),
         atomic=False,
     )

@@ -69,8 +69,21 @@ def end(**columns):
     return function("faktory_end_1"), [reports, 5, ["row-40"], 1, None, False]
 
 
+PARTS = [
+    ["default", "default", "empty"],
+    [-101, 0, -101],
+    ["-infinity", "2020-01-01", "-infinity"],
+    [0, 101, 101],
+    None,
+]
+
+
+LATE = '[{"queue": "default", "xid": "3", "since": "2019-01-01"}]'
+
+
 def claim(name="default"):
-    return function("faktory_claim_1"), [[name, "empty"], [2, 2], "w1", 3, 1, 60.0, None, 60.0, None, False]
+    values = [[name, "empty"], [2, 2], "w1", 3, 1, 60.0, None, 60.0, None, False]
+    return function("faktory_claim_1"), [*values, *PARTS]
 
 
 def hand_off():
@@ -112,11 +125,15 @@ CALLS = {
     "ended, kept": lambda: end(result_ttl=60),
     "ended, with permits": lambda: end(result_ttl=60, permits="',1,'"),
     "claimed": claim,
-    "prefetched": lambda: (function("faktory_prefetch_1"), [["default", "empty"], [2, 2], 1, 60.0, ["w1"], None]),
+    "prefetched": lambda: (
+        function("faktory_prefetch_1"),
+        [["default", "empty"], [2, 2], 1, 60.0, ["w1"], None, *PARTS],
+    ),
+    "bounds": lambda: (function("faktory_bounds_1"), [*PARTS[:3], LATE, True]),
     "handed off": hand_off,
     "failing": lambda: (function("faktory_failing_1"), [held()]),
     "saved": save,
-    "waiting": lambda: (function("faktory_waiting_1"), [["default", "empty"], 5, ["w1"], None]),
+    "waiting": lambda: (function("faktory_waiting_1"), [["default", "empty"], 5, ["w1"], None, *PARTS]),
     "finished": lambda: push_again(["row-10", "row-20", "row-30"], unique_for=60),
 }
 

@@ -161,7 +161,9 @@ def test_claims_for_different_workers_are_one_message_on_postgresql(monkeypatch)
     looks = []
     real = dialect_of(connection).count_ready
     dialect = dialect_of(connection)
-    monkeypatch.setattr(dialect, "count_ready", lambda *args: looks.append(1) or real(*args), raising=False)
+    monkeypatch.setattr(
+        dialect, "count_ready", lambda *args, **more: looks.append(1) or real(*args, **more), raising=False
+    )
 
     def serve(count):
         push(Store(USING), [payload(queue="a") for _ in range(count)])

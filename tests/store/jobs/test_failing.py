@@ -164,5 +164,5 @@ def test_columns_are_read_in_the_order_of_the_model_fields():
     assert [name for name in names if name in READ] == list(READ)
     assert set(names) - set(READ) == {
         "sort_priority", "payload", "reserve_for", "created_at", "result", "expires_at", "unique_expires_at",
-        "unique_until_start", "limit_key", "limiter", "claim", "about", "interruptions",
+        "unique_until_start", "limit_key", "limiter", "claim", "about", "interruptions", "is_returned",
     }  # fmt: skip

@@ -234,11 +234,12 @@ class PostgresqlDialect(Dialect):
         max_count: int,
         wids: Collection[str],
         now: datetime | None,
+        *,
         bounds: Bounds | None = None,
     ) -> tuple[dict[str, int], set[str]]:
         bounds = bounds if bounds and now is None else Bounds()
         look = bounds.look(queues)
-        rows = call(connection, "faktory_waiting_1", [list(queues), max_count, list(wids), now, *look.parts])
+        rows = call(connection, "faktory_waiting_1", [list(queues), max_count, list(wids), now, *look.values])
         bounds.conclude(look, (), ())
         return {name: count for name, count, is_wid in rows if not is_wid}, {wid for wid, _, is_wid in rows if is_wid}
 

@@ -82,17 +82,17 @@ def claim_calls(
             counts.append(slot.count)
         leases = [plan.mark, plan.at_least_s, plan.at_most_s, plan.lease_s, now, is_lazy]
         for wid, (names, counts) in by_wid.items():
-            calls.append((claim, [names, counts, wid, subplan.limit, *leases, *look.parts]))
+            calls.append((claim, [names, counts, wid, subplan.limit, *leases, *look.values]))
     # Last: the buffer gets jobs behind those of the requests in the order of the queue (ADR 0026).
     if plan.prefetch_slots:
         names, counts = [slot.queue for slot in plan.prefetch_slots], [slot.count for slot in plan.prefetch_slots]
         mark = None if plan.claim is None else -plan.claim
         lease_s = DELIVERY_LEASE_S if plan.at_most_s is None else plan.at_most_s
-        values = [names, counts, mark, lease_s, list(plan.candidate_wids), now, *look.parts]
+        values = [names, counts, mark, lease_s, list(plan.candidate_wids), now, *look.values]
         calls.append((function("faktory_prefetch_1"), values))
     count = len(calls)
     if look.draws:
-        queue_names, ranks, starts, _, late = look.parts
+        queue_names, ranks, starts, _, late = look.values
         calls.append((function("faktory_bounds_1"), [queue_names, ranks, starts, late, look.is_due]))
 
     def read(results: list[Rows]) -> list[Reservation]:
