@@ -195,9 +195,12 @@ class Bounds:
 
 
 def _merge(found: Sequence[_Parts]) -> tuple[list[str], str, str, str]:
-    names = [name for parts in found for name in parts.names]
-    ranks, starts, ends = zip(*(parts[3:] for parts in found), strict=True)
-    return names, ",".join(ranks), ",".join(starts), ",".join(ends)
+    return (
+        [name for parts in found for name in parts.names],
+        ",".join(parts.ranks for parts in found),
+        ",".join(parts.starts for parts in found),
+        ",".join(parts.ends for parts in found),
+    )
 
 
 def _encode(late: dict[str, dict[int, Bound]]) -> str:

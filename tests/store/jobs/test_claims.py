@@ -232,7 +232,7 @@ def test_an_error_between_two_claims_loses_no_job_and_no_answer(monkeypatch):
     # Fewer requests would make both claims in one message.
     requests += [FetchRequest(queues=(f"empty{n}",), wid="w1") for n in range(claiming.MAX_REQUEST_CLAIMS - 1)]
 
-    def fails(*_):
+    def fails(*_, **__):
         raise OperationalError("the server closed the connection unexpectedly")
 
     monkeypatch.setattr(dialect_of(connection), "count_ready", fails, raising=False)
