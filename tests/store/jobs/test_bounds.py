@@ -193,6 +193,7 @@ def _is_waiting():
 def test_jobs_of_a_claim_that_is_rolled_back_are_claimed_in_their_order():
     store = node()
     old = push_jobs(store, 3)
+    advance(store, queue="other")  # the claim begins later than these jobs, as a late transaction
     with session() as other:
         claimed = dialect_of(other).claim(other, ClaimPlan([ClaimSlot("default", "w2", 2)], 2), None)
         assert jids(claimed) == old[:2]
