@@ -7,9 +7,12 @@ CREATE OR REPLACE FUNCTION faktory_starts_1 (
   parts text[], bounds timestamptz[], late json, seen pg_snapshot
 )
 RETURNS timestamptz[]
-LANGUAGE sql STABLE AS $$
-  SELECT array_agg(LEAST(part.bound, (
-    SELECT MIN(l.since) FROM json_to_recordset(late) AS l (queue text, xid text, since timestamptz)
-    WHERE l.queue = part.queue AND pg_visible_in_snapshot(l.xid::xid8, seen))) ORDER BY part.place)
-  FROM unnest(parts, bounds) WITH ORDINALITY AS part (queue, bound, place)
-$$;
+LANGUAGE plpgsql STABLE AS $$
+BEGIN
+  -- Not in the language SQL, in which a function that is not inlined is planned anew in each transaction.
+  RETURN (
+    SELECT array_agg(LEAST(part.bound, (
+      SELECT MIN(l.since) FROM json_to_recordset(late) AS l (queue text, xid text, since timestamptz)
+      WHERE l.queue = part.queue AND pg_visible_in_snapshot(l.xid::xid8, seen))) ORDER BY part.place)
+    FROM unnest(parts, bounds) WITH ORDINALITY AS part (queue, bound, place));
+END $$;
