@@ -86,14 +86,14 @@ def drain(count):
 
     The time starts with the first job. The jobs need a `keep_s`, because their times are read from their rows.
     """
-    ask("DELETE FROM django_faktory_job WHERE state = 'succeeded'")  # jobs that earlier FETCHes took
+    ask("DELETE FROM django_faktory_history WHERE state = 'succeeded'")  # jobs that earlier FETCHes took
     target, wal = processed() + count, ask("SELECT pg_current_wal_insert_lsn()")[0]
     with workers("--queues", "default"):
         while processed() < target:
             time.sleep(0.02)
         written = ask("SELECT pg_wal_lsn_diff(pg_current_wal_insert_lsn(), %s)", [wal])[0]
     first, last = ask(
-        "SELECT MIN(started_at), MAX(finished_at) FROM (SELECT started_at, finished_at FROM django_faktory_job"
+        "SELECT MIN(started_at), MAX(finished_at) FROM (SELECT started_at, finished_at FROM django_faktory_history"
         " WHERE state = 'succeeded' AND queue = 'default' ORDER BY finished_at LIMIT %s) AS done",
         [count],
     )

@@ -68,6 +68,10 @@ FROM (SELECT n, {STATES} AS state, {TASK} AS task, {QUEUE} AS queue,
         now() - (%s - n) % 2592000 * interval '1 s' AS born
       FROM generate_series(%s, %s) AS n) AS job,
   LATERAL (SELECT state IN ('dead', 'succeeded', 'discarded', 'expired') AS has_ended) AS ended"""
+ENDED = "state IN ('succeeded', 'discarded', 'expired')"
+HISTORY_ROWS = JOB_ROWS.replace("django_faktory_job (", "django_faktory_history (id, day, ").replace(
+    "SELECT 'job-'", "SELECT nextval(pg_get_serial_sequence('django_faktory_job', 'id')), born::date, 'job-'", 1
+)
 CHUNK = 250_000
 
 OTHERS = """
@@ -124,8 +128,9 @@ def fill(jobs):
 
     with connection.cursor() as cursor:
         for first in range(1, jobs + 1, CHUNK):
-            text = JOB_ROWS.replace("%", "%%").replace("%%s", "%s")
-            cursor.execute(text, [jobs, first, min(first + CHUNK - 1, jobs)])
+            for rows in (f"{JOB_ROWS} WHERE NOT {ENDED}", f"{HISTORY_ROWS} WHERE {ENDED}"):
+                text = rows.replace("%", "%%").replace("%%s", "%s")
+                cursor.execute(text, [jobs, first, min(first + CHUNK - 1, jobs)])
             print(f"-- {min(first + CHUNK - 1, jobs):,} jobs", file=sys.stderr)
         for statement in OTHERS.replace("{jobs}", str(jobs)).split(";\n"):
             cursor.execute(statement)

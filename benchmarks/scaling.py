@@ -140,7 +140,7 @@ def drain(pids, server, jobs):
     time.sleep(STATISTICS_DELAY_S)
     _, used, did = meter.read()
     first, last, count = ask(
-        "SELECT MIN(started_at), MAX(finished_at), COUNT(*) FROM django_faktory_job"
+        "SELECT MIN(started_at), MAX(finished_at), COUNT(*) FROM django_faktory_history"
         " WHERE state = 'succeeded' AND queue = 'default'"
     )
     if count != jobs:

@@ -9,7 +9,7 @@ from django.db.models.base import ModelState
 from factory.django import DjangoModelFactory
 
 from django_faktory.core import payloads
-from django_faktory.models import Job, JobLock, Queue, WorkerProcess
+from django_faktory.models import History, Job, JobLock, Queue, WorkerProcess
 from django_faktory.models.cron import CronEntry
 
 T0 = datetime(2026, 5, 1, 12, 0, tzinfo=UTC)
@@ -34,6 +34,15 @@ def staff_user(*codenames):
     assert {one.codename for one in found} == set(codenames)
     user.user_permissions.set(found)
     return user
+
+
+def end_all(jobs=None, **values):
+    """End these live jobs, or all of them, with these values as the store does: their rows move to the history."""
+    for job in list(jobs or Job.live.all()):
+        Job.live.filter(pk=job.pk).delete()
+        for name, value in values.items():
+            setattr(job, name, value)
+        History.copy([job], using="default")
 
 
 class JobFactory(DjangoModelFactory):

@@ -227,7 +227,9 @@ class MariaDB(Server):
 
     def command(self):
         mariadbd, _ = self.programs()
-        settings = [f"--{name}={value}" for name, value in {**self.settings, "port": self.port}.items()]
+        # A server that starts deletes the temporary tables of all servers with the same folder for them.
+        own = {"port": self.port, "tmpdir": self.folder}
+        settings = [f"--{name}={value}" for name, value in {**self.settings, **own}.items()]
         return [mariadbd, "--no-defaults", f"--datadir={self.data}", "--skip-name-resolve", self.log_size, *settings]
 
     def environment(self):

@@ -167,7 +167,7 @@ def _read_lost(*, sees_jobs: bool) -> list[LostWorker]:
     since = timezone.now() - timedelta(seconds=alarm_records.LOST_SHOWN_S)
     records = alarm_records.read_lost(using=using, since=since)
     jids = [jid for record in records for jid, *_ in record.jobs] if sees_jobs else []
-    rows = Job.objects.filter(jid__in=jids[:MAX_LOST_JOBS]).only("jid", "jobtype", "state")
+    rows = Job.objects.filter(jid__in=jids[:MAX_LOST_JOBS]).only("jid", "jobtype", "state").order_by("pk")
     row_by_jid = {row.jid: row for row in rows}
 
     def describe(jid: str, jobtype: str) -> tuple[str, Job | None, str]:

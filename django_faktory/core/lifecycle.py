@@ -124,9 +124,10 @@ TRANSITIONS: dict[State | None, dict[Event, frozenset[State | None]]] = {
         Event.PURGE: frozenset({GONE}),
         Event.EXPORT: frozenset({GONE}),
     },
-    State.SUCCEEDED: {Event.PUSH: _after_push, Event.PURGE: frozenset({GONE})},
-    State.DISCARDED: {Event.PUSH: _after_push, Event.PURGE: frozenset({GONE})},
-    State.EXPIRED: {Event.PUSH: _after_push, Event.PURGE: frozenset({GONE})},
+    # A PUSH of the jid stores a new job, and leaves the ended one where it is.
+    State.SUCCEEDED: {Event.PURGE: frozenset({GONE})},
+    State.DISCARDED: {Event.PURGE: frozenset({GONE})},
+    State.EXPIRED: {Event.PURGE: frozenset({GONE})},
 }
 
 DELAYED = frozenset({State.SCHEDULED, State.RETRIES})
@@ -135,8 +136,10 @@ DELAYED = frozenset({State.SCHEDULED, State.RETRIES})
 FAILED = (State.RETRIES, State.DEAD)
 """States of jobs whose latest run failed, or that were killed: their rows have the time of it."""
 
-LIVE = frozenset({State.SCHEDULED, State.ENQUEUED, State.BLOCKED, State.WORKING, State.RETRIES})
-FINISHED = frozenset(State) - LIVE
+UNFINISHED = frozenset({State.SCHEDULED, State.ENQUEUED, State.BLOCKED, State.WORKING, State.RETRIES})
+FINISHED = frozenset(State) - UNFINISHED
+ENDED = FINISHED - {State.DEAD}
+"""States of jobs that have ended for good: nothing but their retention follows, and their rows are history."""
 
 
 def sources(event: Event) -> frozenset[State]:

@@ -6,6 +6,7 @@ Imports no broker and no task, and one setting: the alias of `database`. Times a
 from .alarm import AlarmRecord
 from .batch import Batch
 from .cron import CronEntry, CronRun
+from .history import History
 from .job import Job, JobQuerySet, Tracking
 from .limit import Limit, Limiter
 from .lock import JobLock
@@ -21,6 +22,7 @@ __all__ = [
     "Counter",
     "CronEntry",
     "CronRun",
+    "History",
     "Job",
     "JobLock",
     "JobQuerySet",

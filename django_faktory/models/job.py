@@ -6,39 +6,42 @@ serves. Only `store` changes rows.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+from collections import Counter
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from datetime import datetime, timedelta
 from functools import reduce
 from operator import or_
-from typing import TYPE_CHECKING, Any, ClassVar, Self
+from typing import TYPE_CHECKING, Any, ClassVar, Self, cast
 
-from django.core.checks import CheckMessage
-from django.db import models
+from django.db import models, transaction
 from django.db.backends.base.base import BaseDatabaseWrapper
-from django.db.models import F, Q, Subquery, Value
-from django.db.models.functions import Coalesce, Now, Right
+from django.db.models import F, Max, Q, Subquery, Value
+from django.db.models.functions import Coalesce, Greatest, Now, Right
 from django.utils import timezone
 
 from ..core import queries
 from ..core.json import jsontext
-from ..core.lifecycle import State, count_claims
+from ..core.lifecycle import ENDED, State
 from ..core.queries import Age, Pattern, Query, parse_query
 from .constraints import JOB_CONSTRAINT
 from .database import JobsManager, JobsModel
 from .fields import ExactCharField
+from .history import History
 from .hooks import operations
-from .indexes import HotIndex, IndexWhereSet, PartialIndex, PostgresqlIndex, UniqueWhereSet, without_ignored_parts
+from .indexes import HotIndex, IndexWhereSet, PartialIndex, PostgresqlIndex, UniqueWhereSet
+from .job_columns import JobColumns
 from .job_texts import has_args, has_message, has_text, has_word, text_conditions
 from .permissions import JOB_PERMISSIONS
 from .related_object import about_of
+from .tables import HISTORY, HISTORY_TABLE, LIVE_TABLE, JobQuery, tables_of
 
 if TYPE_CHECKING:
     _Lookup = models.Lookup[Any]
 else:  # Django's own classes take no type parameters at run time
     _Lookup = models.Lookup
 
-_SHARED = ((State.SCHEDULED, State.RETRIES), (State.RETRIES, State.DEAD, State.DISCARDED, State.EXPIRED))
-"""Groups of states that share a partial index: faktory_due, faktory_failed."""
+_SHARED = ((State.SCHEDULED, State.RETRIES), (State.RETRIES, State.DEAD), (State.DISCARDED, State.EXPIRED))
+"""Groups of states that share a partial index: faktory_due, faktory_failed, faktory_dropped."""
 
 LAST = "\U0010ffff"
 """The highest code point: the upper bound of a range of names that have the same beginning."""
@@ -72,12 +75,76 @@ def _literal(column: str, states: Iterable[State]) -> str:
 
 
 class JobQuerySet(models.QuerySet["Job"]):
-    """Jobs with filters by state, queue, task, error, age, object and text, and bulk operations."""
+    """Jobs with filters by state, queue, task, error, age, object and text, and bulk operations.
+
+    Reads live jobs and those that have ended for good; a filter that names states reads only their table (`tables`).
+    """
+
+    query: JobQuery
+
+    def __init__(self, model: Any = None, query: Any = None, using: str | None = None, hints: Any = None) -> None:
+        super().__init__(model, query or JobQuery(model), using, hints)
+
+    def latest_of(self, jid: str) -> Job | None:
+        """Return the job with this jid, or the one of its last run that has ended; None if there is none."""
+        return self.filter(jid=jid).order_by("-pk").first()  # a live job is always the latest
+
+    def select_for_update(self, *args: Any, **options: Any) -> Self:
+        """Lock live jobs: a job that has ended for good never changes."""
+        return super().select_for_update(*args, **options).stored_for(State.DEAD)
+
+    def update(self, **values: Any) -> int:
+        """Update the rows, which stay in their tables."""
+        changed = super().update(**values) if LIVE_TABLE in self.query.tables else 0
+        return changed + sum(rows.update(**values) for rows in self._history())
+
+    def delete(self) -> tuple[int, dict[str, int]]:
+        """Delete the rows from their tables."""
+        counts = Counter(dict(super().delete()[1]) if LIVE_TABLE in self.query.tables else {})
+        for rows in self._history():
+            counts.update(rows.delete()[1])
+        return counts.total(), dict(counts)
+
+    def bulk_create(self, objs: Iterable[Job], *args: Any, **options: Any) -> list[Job]:
+        """Insert jobs, each in the table of its state."""
+        jobs = list(objs)
+        states = {id(job): job.state for job in jobs if job.state in ENDED}
+        with transaction.atomic(using=self.db):
+            for job in jobs:
+                # The id comes from the table of live jobs, so that it is unique in both.
+                job.state = State.DEAD if id(job) in states else job.state
+            created = super().bulk_create(jobs, *args, **options)
+            ended = [job for job in jobs if id(job) in states]
+            for job in ended:
+                job.state = states[id(job)]
+            History.copy(ended, using=self.db)
+            for chunk in _chunks([job.pk for job in ended]):
+                models.QuerySet.delete(type(self)(self.model, using=self.db).filter(pk__in=chunk))
+        return created
+
+    # Django's, but for the tables: no signals are sent for jobs, and none refers to them.
+    update.alters_data = delete.alters_data = delete.queryset_only = True  # type: ignore[attr-defined]
+
+    def _history(self) -> Iterator[models.QuerySet[History]]:
+        """Yield the rows of this set that are in `History`."""
+        if HISTORY_TABLE in self.query.tables:
+            ended: Any = self.all()
+            ended.query.tables = HISTORY
+            for chunk in _chunks(list(ended.order_by().values_list("pk", flat=True))):
+                yield History.objects.using(self.db).filter(pk__in=chunk)
 
     def in_state(self, *states: State) -> Self:
         """Filter jobs in any of these states."""
         # In the order of `State`, as in the index conditions, because SQLite compares them literally.
-        return self.filter(_Among(F("state"), tuple(state for state in State if state in states)))
+        jobs = self.stored_for(*states)
+        return jobs.filter(_Among(F("state"), tuple(state for state in State if state in states)))
+
+    def stored_for(self, *states: State) -> Self:
+        """Read no table that cannot have jobs in these states. Keeps jobs in other states of the same table."""
+        jobs: Any = self.all()
+        # Contradicting states find nothing in any table.
+        jobs.query.tables = (self.query.tables & tables_of(states)) or self.query.tables
+        return cast("Self", jobs)
 
     def scheduled(self) -> Self:
         """Filter jobs that wait for their start time."""
@@ -193,9 +260,12 @@ class JobQuerySet(models.QuerySet["Job"]):
 
         At most that number of rows is read, whatever the other filters are.
         """
-        # The latest key of the whole table, not of this set: finding that one could read every row.
-        latest_key = self.model._default_manager.using(self.db).order_by("-pk").values("pk")[:1]  # noqa: SLF001
-        return self.filter(pk__gt=Coalesce(Subquery(latest_key), Value(0)) - count)
+        # The latest key of each whole table, not of this set: finding that one could read every row. MariaDB reads a
+        # range only from a key that it knows before it plans the query: the maximum of one table.
+        rows: Any = self.model._default_manager.using(self.db).annotate(all=Value(1)).values("all")  # noqa: SLF001
+        keys = rows.annotate(key=Max("pk")).values("key")
+        latest = [Coalesce(Subquery(keys.stored_for(state)), Value(0)) for state in (State.DEAD, State.SUCCEEDED)]
+        return self.filter(pk__gt=Greatest(*latest) - count)
 
     def matching(self, query: Query | str) -> Self:
         """Filter jobs that a query describes. Raises InvalidQuery for a text that is not a valid query."""
@@ -255,6 +325,11 @@ class JobQuerySet(models.QuerySet["Job"]):
 
     def _run_operation(self, verb: str) -> int:
         return operations().execute(verb, self)
+
+
+def _chunks(ids: Sequence[int]) -> Iterator[Sequence[int]]:
+    """Yield the ids in portions that every database accepts in one statement."""
+    return (ids[start : start + 500] for start in range(0, len(ids), 500))
 
 
 def _conditions(query: Query) -> Iterable[Q]:
@@ -332,93 +407,26 @@ def _failed_with(patterns: Iterable[Pattern]) -> Q:
 _Equals: Callable[[Any, Any], Any] = models.lookups.Exact
 
 
-_HAS_FAILED = Q(state__in=["retries", "dead", "discarded", "expired"])
+_HAS_FAILED = Q(state__in=["retries", "dead"])
 
 
-class Job(JobsModel):
-    """One unit of work, from PUSH to its end. Only `store` changes it, by guarded updates."""
+_Jobs = JobsManager.from_queryset(JobQuerySet)
 
-    jid = ExactCharField(max_length=255, unique=True)
-    jobtype = ExactCharField(max_length=255)
-    queue = ExactCharField(max_length=255)
-    state = ExactCharField(max_length=10, choices=[(str(state), str(state)) for state in State])
-    sort_priority = models.SmallIntegerField(
-        default=0, help_text="Minus the priority: ascending, so that one index serves FETCH on every database."
-    )
-    payload = models.TextField(help_text="The job's JSON as its client sent it.")
-    retry = models.IntegerField(default=25)
-    reserve_for = models.IntegerField(default=1800)
-    backtrace = models.SmallIntegerField(default=0)
-    result_ttl = models.IntegerField(null=True)
 
-    created_at = models.DateTimeField(db_default=Now())
-    run_at = models.DateTimeField(null=True, help_text="Time at which a scheduled or retrying job becomes due.")
-    enqueued_at = models.DateTimeField(null=True)
-    is_returned = models.BooleanField(
-        default=False, db_default=False, help_text="Whether it became ready later than its `enqueued_at` (ADR 0046)."
-    )
-    started_at = models.DateTimeField(null=True)
-    reserved_until = models.DateTimeField(null=True)
-    finished_at = models.DateTimeField(null=True)
-    purge_at = models.DateTimeField(null=True)
-    failed_at = models.DateTimeField(
-        null=True, help_text="Time of its latest failure, or of its kill; set while it is dead or waits for a retry."
-    )
+class LiveJobs(_Jobs):  # type: ignore[type-arg]
+    """Manager of the jobs that have not ended for good, dead ones included."""
 
-    # db_default: the INSERT of `store` names only the columns that a new job needs.
-    wid = ExactCharField(
-        max_length=255, default="", db_default="", help_text="The worker that holds it, or held it last."
-    )
-    attempt = models.BigIntegerField(
-        default=0, db_default=0, help_text="Grows with each claim; a report with another number is too late (ADR 0048)."
-    )
-    failures = models.IntegerField(default=0, db_default=0)
-    losses = models.SmallIntegerField(default=0, db_default=0, help_text="Number of times its worker was lost.")
-    interruptions = models.IntegerField(
-        default=0, db_default=0, help_text="Number of times a stopping worker released it unfinished."
-    )
-    errtype = ExactCharField(max_length=100, default="", db_default="")
-    failure = models.TextField(default="", db_default="", help_text="JSON of the latest failure, as FETCH returns it.")
-    history = models.TextField(default="", db_default="", help_text="JSON array of all failed attempts.")
-    result = models.TextField(null=True, help_text="JSON of the value that the task returned.")
+    def get_queryset(self) -> JobQuerySet:
+        jobs: Any = super().get_queryset()
+        return cast("JobQuerySet", jobs.stored_for(State.DEAD))
 
-    expires_at = models.DateTimeField(null=True, help_text="Time at which it is dropped unless it was claimed before.")
-    unique_key = ExactCharField(max_length=64, null=True, help_text="Key that no other job may have meanwhile (W27).")
-    unique_expires_at = models.DateTimeField(null=True, help_text="Time at which the key is free in any case.")
-    unique_until_start = models.BooleanField(default=False, db_default=False)
 
-    lock_key = ExactCharField(max_length=255, null=True, help_text="Jobs with the same key run one at a time.")
-    lock_token = models.BigIntegerField(null=True, help_text="Id of the lock that it holds while it runs.")
-
-    limit_key = ExactCharField(max_length=255, null=True, help_text="The key whose limit applies to it (ADR 0016).")
-    # No foreign key: a limiter may be deleted while jobs name it, and a sweep then unblocks them (ADR 0016).
-    limiter = models.BigIntegerField(null=True, help_text="The limiter that blocks it, or that unblocked it.")
-    permits = ExactCharField(
-        max_length=64,
-        null=True,
-        help_text="The limiters it holds permits of; empty: claimed, without permits yet; NULL: it needs none.",
-    )
-
-    bid = ExactCharField(max_length=255, null=True, help_text="The batch it is a member of.")
-    callback_of = ExactCharField(max_length=255, null=True, help_text="The batch whose callback it is.")
-    has_run = models.BooleanField(default=False, db_default=False, help_text="Whether its batch counts it as executed.")
-    counts_failed = models.BooleanField(
-        default=False, db_default=False, help_text="Whether its batch counts it as failed."
-    )
-
-    # Drawn by the sender before the claim, so that it can release the jobs of a claim without an answer (ADR 0017).
-    claim = models.BigIntegerField(
-        null=True, help_text="The claim that took it last; negative: not confirmed (ADR 0026)."
-    )
-
-    about = ExactCharField(max_length=255, null=True, help_text="The related object, as app.model/pk.")
-
-    cancel_requested_at = models.DateTimeField(
-        null=True, help_text="Time at which it was cancelled while it ran; cleared when it is enqueued again."
-    )
+class Job(JobColumns):
+    """A job. Only `store` changes it, by guarded updates, and moves it to `History` when it has ended for good."""
 
     # `store` changes jobs by raw SQL and updates, so save() is not called and post_save not sent (ADR 0043).
     objects = JobsManager.from_queryset(JobQuerySet)()  # type: ignore[misc]
+    live = LiveJobs()
 
     class Meta:
         permissions = JOB_PERMISSIONS
@@ -451,11 +459,13 @@ class Job(JobsModel):
             HotIndex(
                 fields=["purge_at"],
                 name="faktory_purge",
-                condition=Q(state__in=["dead", "succeeded", "discarded", "expired"]),
+                # Set for dead jobs only. By their state, PostgreSQL would take this index for lists of dead jobs, and
+                # sort all of them.
+                condition=Q(purge_at__isnull=False),
             ),
-            # Finished rows keep their expiry. In the index they would be the majority, and each maintenance query would
-            # read past them. MariaDB indexes them, so maintenance clears theirs (`maintenance.due.expire`). Not a
-            # HotIndex: with the state first, MariaDB would have to update it for each job that never expires.
+            # Dead rows keep their expiry, and each maintenance query would read past them. MariaDB indexes them, so
+            # maintenance clears theirs (`maintenance.due.expire`). Not a HotIndex: with the state first, MariaDB would
+            # have to update it for each job that never expires.
             models.Index(
                 fields=["expires_at"],
                 name="faktory_expiring",
@@ -470,57 +480,30 @@ class Job(JobsModel):
             models.Index(fields=["bid", "state"], name="faktory_members", condition=Q(bid__isnull=False)),
             models.Index(fields=["callback_of"], name="faktory_callbacks", condition=Q(callback_of__isnull=False)),
             models.Index(fields=["about", "id"], name="faktory_about", condition=Q(about__isnull=False)),
-            # For searches of failed jobs among millions that succeeded; a job that succeeds directly never touches
-            # these indexes. A failure with a retry writes 250 of its 2,290 bytes of PostgreSQL's log for them.
+            # For searches of failed jobs; a job that succeeds directly never touches these indexes. A failure with a
+            # retry writes 250 of its 2,290 bytes of PostgreSQL's log for them.
             PartialIndex(fields=["state", "errtype", "id"], name="faktory_failed", condition=_HAS_FAILED),
             PartialIndex(fields=["state", "id"], name="faktory_failed_latest", condition=_HAS_FAILED),
             PartialIndex(fields=["state", "failed_at", "id"], name="faktory_failed_at", condition=_HAS_FAILED),
         ]
         constraints: ClassVar = [
+            models.UniqueConstraint(name="faktory_job_jid", fields=["jid"]),
             # NULL for jobs that are not unique, so most jobs have no entry in this index.
             UniqueWhereSet(name="faktory_job_unique", fields=["unique_key"]),
             models.CheckConstraint(name="faktory_job_sound", condition=JOB_CONSTRAINT),
         ]
 
-    def __str__(self) -> str:
-        return f"{self.jobtype} {self.jid}"
+    def save(self, *args: Any, using: str | None = None, **options: Any) -> None:
+        """Save the row; a new one in the table of its state."""
+        alias = using or self._state.db or self.get_alias()
+        if self._state.adding and self.state in ENDED:
+            type(self).objects.using(alias).bulk_create([self])
+        else:
+            super().save(*args, using=alias, **options)
 
-    @classmethod
-    def check(cls, **kwargs: Any) -> list[CheckMessage]:
-        """Run Django's checks, see `without_ignored_parts`."""
-        return without_ignored_parts(super().check(**kwargs))
-
-    @property
-    def priority(self) -> int:
-        """Django's priority, -100 to 100, larger first."""
-        return -self.sort_priority
-
-    @property
-    def claims(self) -> int:
-        """Number of claims, of which some may have been released."""
-        return count_claims(self.attempt)
-
-    @property
-    def attempts(self) -> int:
-        """Runs that failed, lost their worker, succeeded or are in progress. Interrupted runs do not count.
-
-        The column `attempt` is a fence: it grows with each claim, and begins at a number of its own in each row.
-        """
-        return self.failures + self.losses + (self.state in (State.WORKING, State.SUCCEEDED))
-
-    @property
-    def max_attempts(self) -> int:
-        """Attempts it may use: the first, its retries, and one for each loss, which uses no retry.
-
-        A manual retry adds one to a job that has used them all.
-        """
-        return max(max(self.retry, 0) + 1 + self.losses, self.attempts)
-
-    @property
-    def is_cancelled(self) -> bool:
-        """True if it was cancelled after its latest enqueue."""
-        requested_at, enqueued_at = self.cancel_requested_at, self.enqueued_at
-        return requested_at is not None and (enqueued_at is None or requested_at >= enqueued_at)
+    def delete(self, using: str | None = None, keep_parents: bool = False) -> tuple[int, dict[str, int]]:  # noqa: ARG002
+        """Delete the row, in whichever table it is."""
+        return type(self).objects.using(using or self._state.db).filter(pk=self.pk).delete()
 
 
 class Tracking(JobsModel):

@@ -20,7 +20,7 @@ from django.db.models import Min, Q
 from django.utils.translation import gettext
 
 from .. import conf
-from ..core.lifecycle import LIVE, Event, State, sources
+from ..core.lifecycle import UNFINISHED, Event, State, sources
 from ..core.queries import Query, parse_query
 from ..models import Job, JobQuerySet
 from ..models.queue import QueueQuerySet
@@ -59,7 +59,7 @@ CLEAR = "clear"
 STATES: dict[str, frozenset[State]] = {
     Verb.RETRY: frozenset({State.RETRIES, State.DEAD}),
     Verb.REQUEUE: sources(Event.REQUEUE),
-    Verb.CANCEL: LIVE,
+    Verb.CANCEL: UNFINISHED,
     Verb.KILL: sources(Event.KILL),
     Verb.DISCARD: sources(Event.DISCARD),
     Verb.PRUNE: sources(Event.PURGE),

@@ -115,4 +115,6 @@ def _find_jids(jobs: JobQuerySet, word: str) -> tuple[str, ...]:
         return (word,)
     if len(word) < MIN_JID_BEGINNING:
         return ()
-    return tuple(jobs.filter(jid__gte=word, jid__lt=word + LAST).values_list("jid", flat=True)[:MAX_VALUES])
+    return tuple(
+        dict.fromkeys(jobs.filter(jid__gte=word, jid__lt=word + LAST).values_list("jid", flat=True)[:MAX_VALUES])
+    )

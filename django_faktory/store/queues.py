@@ -130,7 +130,7 @@ def forget_unused(
     Checks the next `portion_size` queues by name. Returns how many were deleted, and the last name, "" at the end.
     Scheduled and retrying jobs bring their queue back when they are enqueued.
     """
-    rows, jobs = Queue.objects.using(using), Job.objects.filter(queue=OuterRef("name"))
+    rows, jobs = Queue.objects.using(using), Job.live.filter(queue=OuterRef("name"))
     limit = Limit.objects.filter(scope=Scope.QUEUE, name=OuterRef("name"))
     unused = rows.filter(~Exists(limit), paused_at=None, used_at__lt=Now() - timedelta(seconds=unused_s))
     next_names = rows.filter(name__gt=after).order_by("name").values_list("name", flat=True)[:portion_size]
@@ -257,7 +257,7 @@ def _build_latency_sql(using: str, states: Sequence[State] = _QUEUED) -> tuple[s
 def _build_size_sql(names: Sequence[str], state: State, using: str, max_count: int) -> tuple[str, list[Any]]:
     """Build a SELECT with a term per queue. Django compiles one term, since they differ only by name."""
     any_name = "\n"  # placeholder: no queue and no state has this name
-    jobs = Job.objects.using(using).in_state(state).filter(queue=any_name)
+    jobs = Job.live.using(using).in_state(state).filter(queue=any_name)
     # In index order, so that the scan stops at `max_count`.
     limited_rows = jobs.order_by("sort_priority", "enqueued_at", "pk").values("pk")[:max_count]
     sql, params = limited_rows.query.get_compiler(using).as_sql()

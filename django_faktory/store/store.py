@@ -73,7 +73,7 @@ class Store:
 
     @property
     def jobs(self) -> JobQuerySet:
-        return Job.objects.using(self.alias)
+        return Job.live.using(self.alias)
 
     def now(self) -> datetime:
         """Return the time: `clock`, or the database's."""

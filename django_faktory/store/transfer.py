@@ -53,7 +53,7 @@ def write_history(histories: Mapping[str, JobHistory], *, using: str) -> None:
     A retry that is due stays enqueued.
     """
     changed = {jid: past for jid, past in histories.items() if past.failures or past.state in FAILED}
-    rows = list(Job.objects.using(using).filter(jid__in=list(changed)))
+    rows = list(Job.live.using(using).filter(jid__in=list(changed)))
     # A job that becomes dead may have been pushed as the ready one of its key.
     keys = {row.lock_key for row in rows if row.lock_key and changed[row.jid].state is State.DEAD}
     for row in rows:
@@ -69,7 +69,7 @@ def write_history(histories: Mapping[str, JobHistory], *, using: str) -> None:
         row.failed_at = row.finished_at or _first_failed_at(past) or row.created_at
     columns = "state failures failure errtype history run_at limiter finished_at purge_at failed_at"
     if rows:
-        Job.objects.using(using).bulk_update(rows, columns.split(), batch_size=100)
+        Job.live.using(using).bulk_update(rows, columns.split(), batch_size=100)
     locks.promote_waiters_later(connections[using], keys)
 
 
@@ -153,7 +153,7 @@ def _receipts(using: str) -> QuerySet[Job]:
 
 def find_exportable(state: State, *, using: str) -> JobQuerySet:
     """Return jobs of this state that can be exported, in claim order. Jobs of batches cannot."""
-    jobs = Job.objects.using(using).in_state(state).filter(bid=None, callback_of=None)
+    jobs = Job.live.using(using).in_state(state).filter(bid=None, callback_of=None)
     return jobs.order_by(*_ORDER.get(state, ("queue", "sort_priority", "enqueued_at", "id")))
 
 
@@ -181,7 +181,7 @@ def hand_over(jobs: JobQuerySet, write: Callable[[Sequence[Job]], None], *, usin
         # (ADR 0018).
         write(rows)
         # With the legal states again, as in every change of jobs (`lifecycle.sources`).
-        legal = Job.objects.using(using).filter(pk__in=[row.pk for row in rows]).in_state(*EXPORTED)
+        legal = Job.live.using(using).filter(pk__in=[row.pk for row in rows]).in_state(*EXPORTED)
         return transitions.leave(legal, GONE, delete_locked)
 
     return run(using, verb)

@@ -179,14 +179,14 @@ def living(seen_within_s: float) -> Q:
 
     A client that sends no BEAT counts as alive while it works.
     """
-    holders = Job.objects.in_state(State.WORKING).values("wid")
+    holders = Job.live.in_state(State.WORKING).values("wid")
     # As a Query, which has no alias: the rows that it filters may be in any database.
     return Q(seen_at__gte=Now() - timedelta(seconds=seen_within_s)) | Q(wid__in=holders.query)
 
 
 def count_jobs_of(wids: Sequence[str], *, using: str) -> dict[str, int]:
     """Return the number of jobs that each of these workers holds, without workers that hold none."""
-    held_jobs = Job.objects.using(using).in_state(State.WORKING).filter(wid__in=wids)
+    held_jobs = Job.live.using(using).in_state(State.WORKING).filter(wid__in=wids)
     counted = held_jobs.order_by().values_list("wid").annotate(Count("pk"))
     return run(using, lambda _: dict(counted), atomic=False)
 
@@ -219,7 +219,7 @@ def find_unknown_wids(held_for_s: float, *, using: str) -> list[str]:
 
     This happens when a worker is deleted while a claim for it is being committed.
     """
-    old_jobs = Job.objects.using(using).in_state(State.WORKING).exclude(wid="")
+    old_jobs = Job.live.using(using).in_state(State.WORKING).exclude(wid="")
     old_jobs = old_jobs.filter(started_at__lt=Now() - timedelta(seconds=held_for_s))
     holders = old_jobs.filter(~Exists(WorkerProcess.objects.filter(wid=OuterRef("wid")))).values_list("wid", flat=True)
     return read(holders.distinct()[:100])
@@ -228,7 +228,7 @@ def find_unknown_wids(held_for_s: float, *, using: str) -> list[str]:
 def delete_stale(timeout_s: float, *, using: str) -> int:
     """Delete workers that never sent a BEAT, were not seen for `timeout_s`, and hold no job (W20)."""
     limit = Now() - timedelta(seconds=timeout_s)
-    held_jobs = Job.objects.filter(state=State.WORKING, wid=OuterRef("wid"))
+    held_jobs = Job.live.filter(state=State.WORKING, wid=OuterRef("wid"))
 
     def verb(_: BaseDatabaseWrapper) -> int:
         workers = WorkerProcess.objects.using(using).filter(beat_at=None, seen_at__lt=limit)

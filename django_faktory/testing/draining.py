@@ -179,7 +179,7 @@ class _Drain:
     def _add_run(
         self, reservation: Reservation, execution: RecordedExecution | None, error: BaseException | None
     ) -> None:
-        row = Job.objects.using(self._broker.alias).filter(jid=reservation.jid).first()
+        row = Job.objects.using(self._broker.alias).latest_of(reservation.jid)
         # A deleted row has no state to read: without a `result_ttl` a finished row is deleted at once.
         assumed_state = State.DISCARDED if error else State.SUCCEEDED
         run = Ran(

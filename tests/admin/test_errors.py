@@ -18,7 +18,7 @@ from django_faktory.models import Job
 from django_faktory.operations import bulk, error_groups
 from django_faktory.operations.error_groups import FailureKind
 from tests.admin.pages import words
-from tests.factories import T0, JobFactory
+from tests.factories import T0, JobFactory, end_all
 
 pytestmark = [pytest.mark.once_if_quick, pytest.mark.django_db]
 
@@ -171,10 +171,19 @@ def test_a_test_of_one_dead_job_shows_its_progress_and_outcome(admin_client):
     assert dict(Job.objects.values_list("pk", "state")) == {job.pk: "enqueued", other.pk: "dead"}
     assert LogEntry.objects.get().get_change_message() == "Retried as a test: deployed"
     query = f"{KIND.query}&tried={job.pk}"
-    for state, outcome in (("working", "Running"), ("succeeded", "Succeeded"), ("dead", "Failed again")):
-        fields = {"started_at": "2026-01-01T00:00:00Z", "finished_at": "2026-01-01T00:00:00Z"}
-        fields |= {"reserved_until": "2036-01-01T00:00:00Z", "purge_at": "2036-01-01T00:00:00Z", "attempt": 1}
-        Job.objects.filter(pk=job.pk).update(state=state, **fields)
+    for state, outcome in (("working", "Running"), ("dead", "Failed again"), ("succeeded", "Succeeded")):
+        fields = {
+            "state": state,
+            "started_at": T0,
+            "finished_at": T0,
+            "reserved_until": T0,
+            "purge_at": T0,
+            "attempt": 1,
+        }
+        if state == "succeeded":
+            end_all(Job.live.filter(pk=job.pk), **fields)
+        else:
+            Job.live.filter(pk=job.pk).update(**fields)
         part = page(admin_client, "tried", query)
         assert outcome in words(part)
         assert ("data-faktory-ended" in part) is (state != "working")

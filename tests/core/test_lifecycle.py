@@ -10,7 +10,7 @@ from django_faktory.core.lifecycle import (
     DELAYED,
     FINISHED,
     GONE,
-    LIVE,
+    UNFINISHED,
     Event,
     State,
     outcome_of_failure,
@@ -69,11 +69,8 @@ LEGAL = {
     ("dead", "kill"): {"dead"},
     ("dead", "discard"): DROPPED,
     ("dead", "purge"): {GONE},
-    ("succeeded", "push"): BORN,
     ("succeeded", "purge"): {GONE},
-    ("discarded", "push"): BORN,
     ("discarded", "purge"): {GONE},
-    ("expired", "push"): BORN,
     ("expired", "purge"): {GONE},
 }
 
@@ -97,9 +94,9 @@ def test_state_names_match_the_protocol():
 
 
 def test_every_state_is_live_or_finished_and_waiting_ones_are_live():
-    assert set(State) == LIVE | FINISHED
-    assert not LIVE & FINISHED
-    assert DELAYED <= LIVE
+    assert set(State) == UNFINISHED | FINISHED
+    assert not UNFINISHED & FINISHED
+    assert DELAYED <= UNFINISHED
 
 
 @pytest.mark.parametrize(

@@ -20,7 +20,7 @@ from django.db import connection
 
 from tests.programs import ROOT
 
-JOBS = "SELECT jid, state FROM django_faktory_job"
+JOBS = "SELECT jid, state FROM django_faktory_history UNION ALL SELECT jid, state FROM django_faktory_job"
 
 
 class TestDatabase:

@@ -95,7 +95,7 @@ def test_pushing_a_finished_job_again_without_about_clears_its_object():
     pushes.push(
         Store(), [payload().__class__(jid=old.jid, jobtype="x", text='{"jid":"12345678","jobtype":"x","args":[]}')]
     )
-    job = Job.objects.get()
+    job = Job.live.get()
     assert (job.state, job.about) == ("enqueued", None)
 
 

@@ -5,7 +5,6 @@ from datetime import UTC, datetime, timedelta
 
 import pytest
 from django.db import connection
-from django.forms.models import model_to_dict
 from django.utils import timezone
 
 from django_faktory.core.json import jsontext
@@ -19,7 +18,7 @@ from django_faktory.store import notifier
 from django_faktory.store.batches import batches
 from django_faktory.store.jobs import pushes
 from django_faktory.store.store import Store
-from tests.factories import T0, JobFactory, QueueFactory, payload
+from tests.factories import JobFactory, QueueFactory, payload
 from tests.project.tasks import add
 
 pytestmark = [pytest.mark.portable, pytest.mark.django_db]
@@ -400,7 +399,7 @@ def test_only_lists_of_failed_jobs_are_in_the_order_of_failure(text):
     [
         (lambda q: q.dead(), "faktory_failed"),
         (lambda q: q.matching("state:dead error:x.Timeout"), "faktory_failed"),
-        (lambda q: q.discarded(), "faktory_failed"),
+        (lambda q: q.discarded(), "faktory_dropped"),
         (lambda q: q.about("shop.order/50").order_by("-pk"), "faktory_about"),
         (lambda q: q.batch("b-1"), "faktory_members"),
         (lambda q: q.enqueued().queue("rare"), "faktory_ready"),
@@ -414,20 +413,17 @@ def test_only_lists_of_failed_jobs_are_in_the_order_of_failure(text):
 @pytest.mark.django_db(transaction=True)  # MariaDB commits when it analyzes
 def test_common_queries_use_an_index(find, index):
     """On MariaDB the state leads every index: failed jobs are found by faktory_purge, and a state alone by any."""
-    like = model_to_dict(JobFactory.build(succeeded=True), exclude=["id", "jid", "created_at"])
-    rows = [Job(**like, jid=f"jid-{n:06d}", created_at=T0) for n in range(1000)]
+    rows = JobFactory.many(1000, blocked=True)
     rows[3].bid = "b-1"
     for n in range(0, 1000, 50):
         rows[n].about = f"shop.order/{n}"
-    Job.objects.bulk_create(rows)
+    Job.objects.bulk_create([*rows, *JobFactory.many(1000, succeeded=True)])
     job_in("dead", errtype="x.Timeout")
     with connection.cursor() as cursor:
-        cursor.execute(
-            {"sqlite": "ANALYZE", "mysql": "ANALYZE TABLE django_faktory_job"}.get(
-                connection.vendor, "ANALYZE django_faktory_job"
-            )
-        )
+        tables = "django_faktory_job, django_faktory_history"
+        texts = {"sqlite": "ANALYZE", "mysql": f"ANALYZE TABLE {tables}", "postgresql": f"ANALYZE {tables}"}
+        cursor.execute(texts[connection.vendor])
     plan = find(Job.objects).explain()
-    led_by_state = ["faktory_ready", "faktory_due", "faktory_reserved", "faktory_purge"]
+    led_by_state = ["faktory_ready", "faktory_due", "faktory_reserved", "faktory_purge", "faktory_history_purge"]
     others = led_by_state if connection.vendor == "mysql" else []
     assert any(name in plan for name in [index, *others])

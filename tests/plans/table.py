@@ -46,6 +46,9 @@ FROM (
   ) AS chosen
 ) AS rows""".replace(" % ", " %% ")
 
+_ID = "nextval(pg_get_serial_sequence('django_faktory_job', 'id'))"
+_ENDED = "state IN ('succeeded', 'discarded', 'expired')"
+
 _AROUND = (
     "INSERT INTO django_faktory_queue (name) SELECT 'queue' || n FROM generate_series(0, 19) AS n",
     """INSERT INTO django_faktory_workerprocess (wid, hostname, pid, labels, state, rss_kb, beat_at)
@@ -65,8 +68,14 @@ def fill(first, last, *, total, dues=60):
     More rows are due than one step of maintenance handles: 10 * `dues` scheduled jobs, as many expired ones, and
     50 * `dues` to purge.
     """
+    # Those that have ended for good are in a table of their own.
+    ended = _FILL.replace(
+        f"django_faktory_job ({COLUMNS})\nSELECT",
+        f"django_faktory_history (id, day, {COLUMNS})\nSELECT {_ID}, now::date,",
+    )
     with connection.cursor() as cursor:
-        cursor.execute(_FILL, {"first": first, "last": last, "total": total, "dues": dues})
+        for text in (f"{_FILL} WHERE NOT {_ENDED}", f"{ended} WHERE {_ENDED}"):
+            cursor.execute(text, {"first": first, "last": last, "total": total, "dues": dues})
 
 
 def fill_around():

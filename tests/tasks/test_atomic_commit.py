@@ -212,7 +212,7 @@ def test_a_commit_with_a_lost_reply_is_valid_and_a_later_report_is_ignored(monke
 
     def cut_off(pgconn):
         with another_connection() as other:
-            ask = "SELECT state FROM django_faktory_job"
+            ask = "SELECT state FROM django_faktory_history"
             wait_until(lambda: other.execute(ask).fetchone() == ("succeeded",))
         cut(pgconn)
         return real(pgconn)

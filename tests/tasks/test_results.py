@@ -19,7 +19,7 @@ from django_faktory.store.maintenance import due
 from django_faktory.store.store import Store
 from django_faktory.tasks.compat import TaskResultDoesNotExist, TaskResultStatus, task_backends
 from django_faktory.tasks.results import Attempt, task_error
-from tests.factories import JobFactory
+from tests.factories import JobFactory, end_all
 from tests.project import tasks
 from tests.project.models import Mark
 from tests.tasks.work import fetched, work
@@ -61,7 +61,7 @@ def test_a_result_cancels_its_job():
     waits, runs, done = tasks.noop.enqueue(), tasks.noop.enqueue(), tasks.noop.enqueue()
     Job.objects.filter(jid=waits.id).update(queue="low")
     fetched()
-    Job.objects.filter(jid=done.id).update(state=State.SUCCEEDED, finished_at=timezone.now(), purge_at=timezone.now())
+    end_all(Job.live.filter(jid=done.id), state=State.SUCCEEDED, finished_at=timezone.now(), purge_at=timezone.now())
     assert (waits.cancel(), async_to_sync(runs.acancel)(), done.cancel()) == (True, True, False)
     assert Job.objects.get(jid=waits.id).state == State.DISCARDED
     assert Job.objects.get(jid=runs.id).is_cancelled

@@ -82,7 +82,7 @@ def test_a_worker_of_a_schema_runs_only_jobs_of_its_tenant(own_queues, runfaktor
     own_queues.python(ALTERNATE.format(times=20, around="nullcontext()"))
     wait_until(lambda: len(own_queues.words("acme")) == 10, 60)
     assert own_queues.words("bolt") == []
-    assert own_queues.count("bolt.django_faktory_job", "state = 'enqueued'") == 10
+    assert own_queues.count("bolt.django_faktory_history", "state = 'enqueued'") == 10
 
     runfaktory(own_queues, "--processes", "1", "127.0.0.1:0", TENANT_SCHEMA="bolt")
     wait_until(lambda: len(own_queues.words("bolt")) == 10, 60)
@@ -90,7 +90,7 @@ def test_a_worker_of_a_schema_runs_only_jobs_of_its_tenant(own_queues, runfaktor
         assert own_queues.words(schema) == sorted(
             f"{schema}-{number}" for number in range(20) if number % 2 == TENANTS.index(schema)
         )
-        wait_until(lambda: own_queues.count(f"{schema}.django_faktory_job", "state = 'succeeded'") == 10)  # noqa: B023
+        wait_until(lambda: own_queues.count(f"{schema}.django_faktory_history", "state = 'succeeded'") == 10)  # noqa: B023
     assert "Traceback" not in acme.text
 
 
@@ -107,7 +107,7 @@ def test_a_worker_of_a_schema_runs_atomic_unique_and_locked_tasks(own_queues, ru
     program = runfaktory(own_queues, "--processes", "1", "127.0.0.1:0", TENANT_SCHEMA="bolt")
     expected = ["bolt again", "bolt note_alone", "bolt note_in_transaction", "bolt note_once"]
     wait_until(lambda: own_queues.words("bolt") == expected, 60)
-    wait_until(lambda: own_queues.count("bolt.django_faktory_job", "state = 'succeeded'") == 4)
+    wait_until(lambda: own_queues.count("bolt.django_faktory_history", "state = 'succeeded'") == 4)
     assert own_queues.words("acme") == []
     assert "Traceback" not in program.text
 
@@ -132,7 +132,7 @@ def test_a_protocol_client_uses_the_schema_of_its_server(own_queues, runfaktory)
         for number in range(5):
             assert worker.ask(push(jid=f"by-wire-{number}", queue="q", args=[number])) == b"+OK"
         assert own_queues.count("acme.django_faktory_job") == 5
-        assert own_queues.count("bolt.django_faktory_job") == 0
+        assert own_queues.count("bolt.django_faktory_history") == 0
         for number in range(5):
             job = json.loads(worker.ask("FETCH q"))
             assert job["args"] == [number]
@@ -158,9 +158,9 @@ def test_a_shared_queue_passes_the_schema_to_the_task(shared_queue, runfaktory):
     shared_queue.python(
         ALTERNATE.format(times=4, around="transaction.atomic()").replace("note.", "note_in_transaction.")
     )
-    assert shared_queue.count("public.django_faktory_job") == 24
+    assert shared_queue.count("public.django_faktory_history") == 24
     program = runfaktory(shared_queue, "--processes", "1", "127.0.0.1:0")
-    wait_until(lambda: shared_queue.count("public.django_faktory_job", "state = 'succeeded'") == 24, 60)
+    wait_until(lambda: shared_queue.count("public.django_faktory_history", "state = 'succeeded'") == 24, 60)
     for place, schema in enumerate(TENANTS):
         numbers = [*range(place, 20, 2), *range(place, 4, 2)]
         assert shared_queue.words(schema) == sorted(f"{schema}-{number}" for number in numbers)

@@ -134,7 +134,7 @@ class RunViews(ReadOnlyAdmin):
         decoded = (args, kwargs) if task.plain_json else decode_call(args, kwargs)
         # By its own `enqueue`, so that options, middleware and signals apply as to any other job.
         result = task.enqueue(*decoded[0], **decoded[1])
-        job = Job.objects.defer("payload").filter(jid=result.id).first()
+        job = Job.objects.defer("payload").latest_of(result.id)
         is_hidden = redaction.is_on() or encryption.is_enabled(task.encrypt)
         details = "" if is_hidden else f" with {format_call(encode(args), encode(kwargs))}"
         # A worker may have ended the job already; or the jobs are stored elsewhere.

@@ -87,6 +87,13 @@ class Jobs(Resource):
         # A payload may have 16 MiB, so a page of 200 jobs must not load it.
         return super().get_queryset().only(*SHORT) if self.action == "list" else super().get_queryset()
 
+    def filter_queryset(self, queryset: Any) -> Any:
+        """Filter a list; of the runs of one jid, find the latest."""
+        if self.action == "list":
+            return super().filter_queryset(queryset)
+        latest = Job.objects.using(get_alias()).only("pk").latest_of(self.kwargs["jid"])
+        return queryset.filter(pk=latest.pk if latest else None)
+
     @describe(request=inputs.NewJobSerializer, responses={201: answers.Enqueued})
     def create(self, request: Request) -> Response:  # noqa: ARG002
         """Enqueue a task.
@@ -109,7 +116,7 @@ class Jobs(Resource):
         except (TypeError, ValueError) as error:
             raise ValidationError({"args": str(error)}) from error
         # The row may be gone: a worker can finish the job before this query.
-        job = Job.objects.using(using).filter(jid=result.id).first()
+        job = Job.objects.using(using).latest_of(result.id)
         self.record(job or Job, "Enqueued", name=f"{task.jobtype} {result.id}", flag=ADDED)
         return Response({"jid": result.id}, status=status.HTTP_201_CREATED)
 

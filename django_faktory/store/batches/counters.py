@@ -74,7 +74,7 @@ def split_members(jobs: JobQuerySet) -> tuple[JobQuerySet, JobQuerySet, list[Job
     between, and would be changed without being counted: its batch would never finish.
     """
     members = members_of(jobs)
-    all_jobs = Job.objects.using(jobs.db)
+    all_jobs = Job.live.using(jobs.db)
     return jobs.filter(bid=None, callback_of=None), all_jobs.filter(pk__in=[job.pk for job in members]), members
 
 
@@ -124,7 +124,7 @@ def _count_change(connection: BaseDatabaseWrapper, change: Change) -> batch_rule
         change.to, has_run=job.has_run, counts_failed=job.counts_failed, succeeded=change.succeeded
     )
     if change.to in (State.RETRIES, State.DEAD) and not (job.has_run and job.counts_failed):
-        Job.objects.using(connection.alias).filter(pk=job.id).update(has_run=True, counts_failed=True)
+        Job.live.using(connection.alias).filter(pk=job.id).update(has_run=True, counts_failed=True)
     return counted
 
 
@@ -206,7 +206,7 @@ def _fire(connection: BaseDatabaseWrapper, callback_kind: Kind, batch: Batch, no
     # In the transaction that counts the members, so that each callback is enqueued exactly once (ADR 0011).
     keyed_push.push(connection, [(0, job)], now, callback_of=batch.bid)
     # A push ignores a jid that is stored already, so check that the stored row is this callback.
-    if not Job.objects.using(connection.alias).filter(jid=job.jid, callback_of=batch.bid).exists():
+    if not Job.live.using(connection.alias).filter(jid=job.jid, callback_of=batch.bid).exists():
         description["jid"] = jsontext.encode(uuid4().hex)
         job = parse_job(jsontext.join(description.items()))
         logger.warning("the callback's jid is another job's, it gets a new one bid=%s jid=%s", batch.bid, job.jid)

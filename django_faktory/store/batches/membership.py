@@ -115,7 +115,7 @@ def _is_inside(connection: BaseDatabaseWrapper, bid: str, caller_wid: str) -> bo
 
     A callback cannot be too late: the ancestors of its batch wait for its end.
     """
-    working = Job.objects.using(connection.alias).in_state(State.WORKING)
+    working = Job.live.using(connection.alias).in_state(State.WORKING)
     if caller_wid:
         working = working.filter(wid=caller_wid)
     if working.filter(bid=bid).exists():

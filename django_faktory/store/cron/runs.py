@@ -16,7 +16,7 @@ from django.db.models import OuterRef, Q, Subquery
 from django.db.models.functions import Now
 
 from ...core.cron import Overlap, RunOutcome, Schedule, due
-from ...core.lifecycle import FINISHED, LIVE
+from ...core.lifecycle import FINISHED, UNFINISHED
 from ...core.logs import get_logger
 from ...core.payloads import in_ascii
 from ...errors import BrokerUnavailable, FaktoryError, InvalidCron
@@ -140,7 +140,7 @@ def _enqueue_run(
         with transaction.atomic(using=using):
             job = enqueue(entry)
             too_short = Q(result_ttl=None) | Q(result_ttl__lt=KEPT_FOR_S)
-            Job.objects.using(using).filter(too_short, jid=job.jid).update(result_ttl=KEPT_FOR_S)
+            Job.live.using(using).filter(too_short, jid=job.jid).update(result_ttl=KEPT_FOR_S)
     except Exception as error:  # enqueueing runs the project's middleware
         if isinstance(error, BrokerUnavailable) or kind_of(error) in (ErrorKind.OUTAGE, ErrorKind.COLLISION):
             raise  # `run` retries the whole transaction
@@ -154,12 +154,13 @@ def _is_busy(entry: CronEntry, using: str) -> bool:
     """Return whether a job of an earlier run waits, runs or will be retried, also after a retry of a dead job."""
     earlier = CronRun.objects.using(using).filter(entry=entry, outcome__in=[RunOutcome.ENQUEUED, RunOutcome.DEAD])
     jids = list(earlier.order_by("-id").values_list("jid", flat=True)[:CHUNK])
-    return Job.objects.using(using).filter(jid__in=jids, state__in=[str(state) for state in LIVE]).exists()
+    return Job.live.using(using).filter(jid__in=jids, state__in=[str(state) for state in UNFINISHED]).exists()
 
 
 def read_outcomes(jids: list[str], *, using: str) -> dict[str, RunOutcome]:
     """Return the outcomes of these jobs by jid; jobs that are not stored are left out."""
-    jobs = Job.objects.using(using).filter(jid__in=jids).values_list("jid", "state")
+    # The last of a jid is its latest run, or the job that has not ended.
+    jobs = Job.objects.using(using).filter(jid__in=jids).order_by("pk").values_list("jid", "state")
     return {jid: RunOutcome(state) if state in FINISHED else RunOutcome.ENQUEUED for jid, state in jobs}
 
 

@@ -12,12 +12,14 @@ from collections.abc import Callable, Collection, Iterator, Sequence
 from contextlib import AbstractContextManager
 from datetime import UTC, date, datetime
 from functools import lru_cache
-from typing import Any
+from typing import Any, NamedTuple
 from weakref import WeakKeyDictionary
 
+from django.apps import apps
 from django.db.backends.base.base import BaseDatabaseWrapper
 from django.db.backends.utils import CursorWrapper
 
+from ...core.lifecycle import State
 from ...core.loop_connection import LoopConnection
 from ...core.payloads import Ack, Delivery, JobPayload, Reservation
 from ..chunks import chunks
@@ -35,7 +37,7 @@ from .values import (
 )
 from .write_queue import NO_QUEUE
 
-JOB = "django_faktory_job"
+JOB, HISTORY = "django_faktory_job", "django_faktory_history"
 QUEUE = "django_faktory_queue"
 WORKER = "django_faktory_workerprocess"
 COUNTER = "django_faktory_counter"
@@ -69,6 +71,17 @@ def counter_slot(connection: BaseDatabaseWrapper) -> int:
         slot = secrets.randbelow(_OWN_SLOTS)
         _slots[connection] = os.getpid(), slot
     return slot
+
+
+_NOTHING_HELD = dict.fromkeys(("run_at", "reserved_until", "unique_key", "lock_token", "permits", "limiter"))
+"""Columns of an ended job: it waits for nothing, and holds nothing."""
+
+
+class Sql(NamedTuple):
+    """A value that the database computes."""
+
+    text: str
+    params: Sequence[Any]
 
 
 OrderedJobs = Sequence[tuple[int, JobPayload]]
@@ -391,9 +404,38 @@ class Dialect(ABC):
         cursor.execute(f"DELETE FROM {JOB} WHERE id IN ({marks(ids)})", ids)
         return int(cursor.rowcount)
 
+    def keep(
+        self, cursor: CursorWrapper, ids: Sequence[int], state: State, ended_at: datetime, **values: object
+    ) -> int:
+        """Move locked jobs that end in this state to the history, with these values of columns; return their number.
+
+        An end deletes the row in one table and inserts it into the other; nothing moves back (ADR 0048).
+        """
+        if not ids:
+            return 0
+        adapt = cursor.db.ops.adapt_datetimefield_value
+        values = {**_NOTHING_HELD, "state": str(state), "finished_at": ended_at, **values}
+        values["day"] = ended_at.astimezone(UTC).date()
+        # By name: programs without models import the dialects too.
+        fields = apps.get_model("django_faktory.Job")._meta.concrete_fields  # noqa: SLF001  (documented)
+        parts = {str(field.column): Sql(str(field.column), []) for field in fields}
+        for column, value in values.items():
+            adapted = adapt(value) if isinstance(value, datetime) else value
+            parts[column] = value if isinstance(value, Sql) else Sql("%s", [adapted])
+        cursor.execute(
+            f"INSERT INTO {HISTORY} ({', '.join(parts)}) SELECT {', '.join(sql for sql, _ in parts.values())}"
+            f" FROM {JOB} WHERE id IN ({marks(ids)})",
+            [*(param for _, params in parts.values() for param in params), *ids],
+        )
+        return self.delete(cursor, ids)
+
+    @abstractmethod
+    def after(self, moment: str, seconds: str) -> str:
+        """Return SQL for the moment `seconds` after `moment`."""
+
     @abstractmethod
     def mark_succeeded(self, cursor: CursorWrapper, ended: Sequence[tuple[int, Ack, int]], now: datetime) -> None:
-        """Mark locked jobs as succeeded; their rows are kept for the result. Each item is (id, ack, result_ttl)."""
+        """Move locked jobs to the history as succeeded, with their results. Each item is (id, ack, result_ttl)."""
 
     def lock_failed(
         self,

@@ -9,7 +9,7 @@ from typing import Any
 import msgspec
 
 from ...core.job_options import JobOptions
-from ...core.lifecycle import FINISHED, State
+from ...core.lifecycle import State
 from ...core.payloads import JobPayload
 
 INSERTED = (
@@ -84,14 +84,10 @@ def new_row(
     return row
 
 
-# Sorted: the order of a set differs between processes, but a statement must have the same text in all of them.
-_ENDED_SQL = ", ".join(f"'{state}'" for state in sorted(FINISHED - {State.DEAD}))
-
-
 def replaceable(row: str = "") -> str:
     """Return an SQL condition: a push may replace this row.
 
-    A finished job may be replaced, except for a dead one that a batch still waits for.
+    A dead job may be replaced, unless a batch still waits for it.
     """
     state, bid, callback_of = (f"{row}{column}" for column in ("state", "bid", "callback_of"))
-    return f"({state} IN ({_ENDED_SQL}) OR ({state} = 'dead' AND {bid} IS NULL AND {callback_of} IS NULL))"
+    return f"({state} = 'dead' AND {bid} IS NULL AND {callback_of} IS NULL)"

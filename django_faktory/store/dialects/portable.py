@@ -5,7 +5,6 @@
 
 from __future__ import annotations
 
-from abc import abstractmethod
 from collections.abc import Collection, Sequence
 from datetime import date, datetime
 from typing import Any, NamedTuple
@@ -14,10 +13,10 @@ from django.db.backends.base.base import BaseDatabaseWrapper
 from django.db.backends.utils import CursorWrapper
 from msgspec.structs import astuple
 
-from ...core.lifecycle import CLAIMS_OF_ROW
+from ...core.lifecycle import CLAIMS_OF_ROW, State
 from ...core.payloads import Ack, Delivery, Reservation
 from ..chunks import chunks
-from .base import COUNTER, JOB, LIMIT, LIMITER, QUEUE, WORKER, Dialect, OrderedJobs, marks, utc
+from .base import COUNTER, JOB, LIMIT, LIMITER, QUEUE, WORKER, Dialect, OrderedJobs, Sql, marks, utc
 from .bounds import Bounds
 from .job_columns import PLAIN, REPLACED, UNKEYED, new_row
 from .values import ALL_STORED, ClaimPlan, ClaimSlot, PushResult, Tally
@@ -256,27 +255,20 @@ class PortableDialect(Dialect):
     def mark_succeeded(self, cursor: CursorWrapper, ended: Sequence[tuple[int, Ack, int]], now: datetime) -> None:
         if not ended:
             return
-        adapt = cursor.db.ops.adapt_datetimefield_value
-        # A CASE by id, because each job has its own result: an UPDATE per job would be a round trip per job (ADR 0043).
-        cases = " ".join(["WHEN %s THEN %s"] * len(ended))
-        pairs = [value for row_id, ack, _ in ended for value in (row_id, ack.result)]
-        cursor.execute(
-            f"UPDATE {JOB} SET state = 'succeeded', result = CASE id {cases} END, finished_at = %s,"
-            f" reserved_until = NULL, unique_key = NULL, lock_token = NULL, permits = NULL,"
-            f" purge_at = {self.after('%s', 'result_ttl')}"
-            f" WHERE id IN ({marks(ended)})",
-            [*pairs, adapt(now), adapt(now), *(row_id for row_id, _, _ in ended)],
+        # A CASE by id, because each job has its own result: a statement per job would be a round trip per job
+        # (ADR 0043).
+        results = Sql(
+            f"CASE id{' WHEN %s THEN %s' * len(ended)} END",
+            [item for row_id, ack, _ in ended for item in (row_id, ack.result)],
         )
+        purge_at = Sql(self.after("%s", "result_ttl"), [cursor.db.ops.adapt_datetimefield_value(now)])
+        self.keep(cursor, [row_id for row_id, _, _ in ended], State.SUCCEEDED, now, result=results, purge_at=purge_at)
 
     def count_in(self, cursor: CursorWrapper, day: date, slot: int, tally: Tally) -> None:
         cursor.execute(
             f"INSERT INTO {COUNTER} (day, slot, processed, failed, late) VALUES (%s, %s, %s, %s, %s) {self.count_tail}",
             [day, slot, tally.processed, tally.failed, tally.late],
         )
-
-    @abstractmethod
-    def after(self, moment: str, seconds: str) -> str:
-        """Return SQL for the moment `seconds` after `moment`."""
 
 
 class PausedSources(NamedTuple):

@@ -21,7 +21,7 @@ from django.db.models.functions import Concat, Length
 
 from ...core.globs import Glob
 from ...core.json import jsontext
-from ...core.lifecycle import State
+from ...core.lifecycle import ENDED, State
 from ...core.mutation import Mutation
 from ...core.payloads import Reservation, is_storable
 from ...errors import FaktoryError
@@ -145,7 +145,7 @@ def flush(store: Store, *, sizes: StepSizes = DEFAULT_SIZES) -> Iterator[Step]:
 
     Worker processes stay: they are connected, and notice when they report on a job that no longer exists.
     """
-    jobs = store.jobs
+    jobs = Job.objects.using(store.alias)
     # Before the batches are deleted: a batch created from now on keeps its members.
     job_ids = _read_ids(jobs.all(), sizes.portion)
     yield partial(_forget_batches, store.alias)  # before the jobs: deleting members then updates no batch
@@ -159,14 +159,14 @@ def flush(store: Store, *, sizes: StepSizes = DEFAULT_SIZES) -> Iterator[Step]:
 
 
 def _delete_flushed(jobs: JobQuerySet) -> int:
-    """Delete jobs and release the locks and permits that they hold."""
+    """Delete live and ended jobs, and release the locks and permits that they hold."""
     connection = connections[jobs.db]
     rows = list(lock_rows(jobs).only("lock_key", "lock_token", "permits"))
     ids = [row.pk for row in rows]
-    deleted = delete_locked(Job.objects.using(jobs.db).filter(pk__in=ids), ids)
+    deleted = delete_locked(Job.live.using(jobs.db).filter(pk__in=ids), ids)
     locks.release(connection, rows)
     limiters.release(connection, [row.permits for row in rows])
-    return deleted
+    return deleted + jobs.stored_for(*ENDED).delete()[0]
 
 
 def _forget_batches(using: str) -> int:
@@ -182,7 +182,7 @@ def _forget_all_but_workers(using: str) -> int:
     def verb(_: BaseDatabaseWrapper) -> int:
         Queue.objects.using(using).all().delete()
         # A job that was pushed and claimed during the FLUSH keeps its lock.
-        holders = Job.objects.using(using).in_state(State.WORKING).filter(lock_token=OuterRef("pk"))
+        holders = Job.live.using(using).in_state(State.WORKING).filter(lock_token=OuterRef("pk"))
         JobLock.objects.using(using).filter(~Exists(holders)).delete()
         return 0
 
@@ -246,7 +246,7 @@ def _still_in(using: str, ids: Sequence[int], states: Collection[State]) -> JobQ
     The state is compared as an expression that matches no index: after a million changes the statistics are outdated,
     and the database would scan the index of the state in each step (PostgreSQL: 218 s instead of 20 s).
     """
-    jobs = Job.objects.using(using).filter(pk__in=ids)
+    jobs = Job.objects.using(using).stored_for(*states).filter(pk__in=ids)
     return jobs.alias(state_now=Concat("state", Value(""))).filter(state_now__in=sorted(states))
 
 

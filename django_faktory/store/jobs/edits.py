@@ -48,7 +48,8 @@ def edit(jid: str, change: Callable[[Job], Edit], *, using: str) -> Job:
     """
 
     def verb(connection: BaseDatabaseWrapper) -> Job:
-        row = Job.objects.using(using).filter(jid=jid).select_for_update().first()
+        row = Job.live.using(using).filter(jid=jid).select_for_update().first()
+        row = row or Job.objects.using(using).latest_of(jid)
         if row is None:
             raise JobNotFound(jid)
         if row.state not in EDITABLE:
@@ -58,7 +59,7 @@ def edit(jid: str, change: Callable[[Job], Edit], *, using: str) -> Job:
             raise InvalidTransition("a job that is %(state)s has no time to wait for", state=row.state)
         with transaction.atomic(using=using):  # a savepoint: a taken key must not abort the caller's transaction
             _write(connection, row, new_values)
-        return Job.objects.using(using).get(pk=row.pk)
+        return Job.live.using(using).get(pk=row.pk)
 
     try:
         return run(using, verb)
@@ -84,7 +85,7 @@ def _write(connection: BaseDatabaseWrapper, row: Job, new_values: Edit) -> None:
         row.is_returned = True
         if row.state == State.BLOCKED:
             row.state = State.ENQUEUED
-    Job.objects.using(connection.alias).filter(pk=row.pk, state__in=map(str, EDITABLE)).update(
+    Job.live.using(connection.alias).filter(pk=row.pk, state__in=map(str, EDITABLE)).update(
         **{column: getattr(row, column) for column in _EDITED}
     )
     if is_moved:

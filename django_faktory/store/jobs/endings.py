@@ -16,6 +16,7 @@ from django.db.models import F
 
 from ...core.json import jsontext
 from ...core.lifecycle import (
+    ENDED,
     GONE,
     MAX_LOSSES,
     WORKER_LOST,
@@ -60,6 +61,9 @@ RETURNED: dict[str, Any] = {
 }
 """Column values of a job that returns to its queue. `enqueued_at` is not among them: it decides the place."""
 
+_FAILURE_COLUMNS = ("wid", "failures", "losses", "errtype", "failure", "history", "purge_at", "failed_at")
+"""Columns that a failure changes in a job that ends by it."""
+
 _WAITING = (State.ENQUEUED, State.SCHEDULED)
 
 
@@ -78,6 +82,7 @@ class Ending:
         self._now = store.clock()
         self._deleted: list[int] = []
         self._changed: list[Job] = []
+        self._ended: list[Job] = []
         self._holders: list[Job | RunningJob] = []
         self._returned_holders: list[int] = []
         self._changes: list[counters.Change] = []
@@ -244,6 +249,9 @@ class Ending:
         """
         if self._deleted:
             self._dialect.delete(self._cursor, self._deleted)
+        for job in self._ended:
+            values = {name: getattr(job, name) for name in _FAILURE_COLUMNS}
+            self._dialect.keep(self._cursor, [job.pk], State(job.state), self.clock, **values)
         columns, needs_more = _columns_to_save(self._changed), self._changes or self._holders
         if columns and needs_more:
             self._dialect.save(self._connection, columns, self.clock, Tally())
@@ -255,7 +263,7 @@ class Ending:
             limiters.release(self._connection, [job.permits for job in self._holders])
         if columns:
             # Plain retries need no further statement, so UPDATE, counter and COMMIT can be one message.
-            is_last = commits and not needs_more and not self._deleted
+            is_last = commits and not needs_more and not self._deleted and not self._ended
             self._dialect.save(self._connection, columns, self.clock, self._tally, is_last=is_last)
         elif self._tally != Tally():
             self._dialect.count(self._cursor, self.clock, self._tally)
@@ -286,15 +294,14 @@ class Ending:
         job.history = history.append_attempt(job, failure, lines, self.clock)
 
     def _apply_outcome(self, job: Job, outcome: FailureOutcome) -> None:
-        self._changed.append(job)
+        (self._ended if outcome.state in ENDED else self._changed).append(job)
         job.state = str(outcome.state)
         if outcome.state is State.RETRIES:
             job.run_at = self.clock + timedelta(seconds=outcome.retry_in_s or 0)
             return
-        if outcome.state is not State.DEAD:
-            job.unique_key = None  # a dead job keeps its key until the key expires (W27)
         job.finished_at = self.clock
-        # Dead jobs are kept longer than other finished rows, because people may requeue them.
+        # Dead jobs are kept longer than other finished ones, because people may requeue them, and keep their unique
+        # keys (W27).
         keep_s = self._store.dead_for_s if outcome.state is State.DEAD else job.result_ttl or 0
         job.purge_at = self.clock + timedelta(seconds=keep_s)
 

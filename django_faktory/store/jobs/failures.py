@@ -117,7 +117,7 @@ def overdue_jobs(store: Store) -> QuerySet[Job]:
 
 def reserved_jobs(*, using: str) -> JobQuerySet:
     """Return the jobs with a reservation. The earliest expiry among them is when `reap` next has work."""
-    return Job.objects.using(using).in_state(State.WORKING).filter(reserved_until__isnull=False)
+    return Job.live.using(using).in_state(State.WORKING).filter(reserved_until__isnull=False)
 
 
 def _expiry_failure(job: Job) -> Failure:

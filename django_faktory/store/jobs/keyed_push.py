@@ -16,7 +16,7 @@ import msgspec
 from django.db import IntegrityError, transaction
 from django.db.backends.base.base import BaseDatabaseWrapper
 
-from ...core.lifecycle import FINISHED, LIVE, State
+from ...core.lifecycle import State
 from ...errors import FaktoryError, NotUnique
 from ...models import Job
 from ..batches import membership
@@ -108,10 +108,8 @@ def _push_once(
 
 
 def _must_keep(stored: Job | None) -> bool:
-    """Return True if the stored row must be kept: it has not finished (W10), or a batch still waits for it."""
-    if stored is None:
-        return False
-    return stored.state in LIVE or (stored.state == State.DEAD and (stored.bid or stored.callback_of) is not None)
+    """Return True if the stored row must be kept: it is not dead (W10), or a batch still waits for it."""
+    return stored is not None and (stored.state != State.DEAD or (stored.bid or stored.callback_of) is not None)
 
 
 def _push_one_by_one(
@@ -135,9 +133,9 @@ def _clear_expired_keys(
 ) -> None:
     """Clear expired unique keys of other jobs, so that new jobs can use them.
 
-    Locks these jobs and the finished jobs to be `replaced`, ordered by id, before any batch is locked (ADR 0024).
+    Locks these jobs and the dead jobs to be `replaced`, ordered by id, before any batch is locked (ADR 0024).
     """
-    jobs = Job.objects.using(connection.alias)
+    jobs = Job.live.using(connection.alias)
     overdue = [
         pk
         for chunk in chunks(keys, chunk_size)
@@ -151,20 +149,20 @@ def _clear_expired_keys(
 
 
 def _find_stored(connection: BaseDatabaseWrapper, jids: Sequence[str]) -> dict[str, Job]:
-    jobs = Job.objects.using(connection.alias).only("jid", "state", "bid", "callback_of")
+    jobs = Job.live.using(connection.alias).only("jid", "state", "bid", "callback_of")
     return {job.jid: job for chunk in chunks(jids, CHUNK) for job in jobs.filter(jid__in=chunk)}
 
 
 def _find_holders(connection: BaseDatabaseWrapper, keys: Sequence[str]) -> dict[str, str]:
     """Map each unique key to the jid that holds it."""
-    jid_by_key = Job.objects.using(connection.alias).values_list("unique_key", "jid")
+    jid_by_key = Job.live.using(connection.alias).values_list("unique_key", "jid")
     return {key: jid for chunk in chunks(keys, CHUNK) for key, jid in jid_by_key.filter(unique_key__in=chunk) if key}
 
 
-def _replace(connection: BaseDatabaseWrapper, finished: Sequence[int], rows: Sequence[NewRow], chunk_size: int) -> None:
-    """Delete the finished rows with the same jids, then insert the new rows in insertion order."""
-    for chunk in chunks(sorted(finished), chunk_size):
-        delete_locked(Job.objects.using(connection.alias).filter(pk__in=chunk).in_state(*FINISHED))
+def _replace(connection: BaseDatabaseWrapper, dead: Sequence[int], rows: Sequence[NewRow], chunk_size: int) -> None:
+    """Delete the dead rows with the same jids, then insert the new rows in insertion order."""
+    for chunk in chunks(sorted(dead), chunk_size):
+        delete_locked(Job.live.using(connection.alias).filter(pk__in=chunk).in_state(State.DEAD))
     if not rows:
         return
     # Not `bulk_create`: it takes 200 µs of CPU for each job, during which SQLite's other writers wait.

@@ -33,9 +33,10 @@ def read_statuses(jids: Collection[str], *, using: str) -> list[JobStatus]:
     for chunk in chunks(list(jids), CHUNK):
         tracked = Tracking.objects.using(using).filter(jid__in=chunk).values_list("jid", "percent")
         percents = dict(_fetch(tracked))
-        rows = Job.objects.using(using).filter(jid__in=chunk)
-        columns = rows.values_list("jid", "state", "result", "errtype", "failure")
-        for jid, state, result, errtype, failure in _fetch(columns):
+        # The last of a jid is its latest run, or the job that has not ended.
+        rows = Job.objects.using(using).filter(jid__in=chunk).order_by("pk")
+        columns = {row[0]: row for row in _fetch(rows.values_list("jid", "state", "result", "errtype", "failure"))}
+        for jid, state, result, errtype, failure in columns.values():
             is_over = state in FINISHED
             has_failed = is_over and state != State.SUCCEEDED
             error = _error(State(state), errtype, failure) if has_failed else ""

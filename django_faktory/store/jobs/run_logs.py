@@ -52,7 +52,7 @@ def _append(connection: BaseDatabaseWrapper, acks: Sequence[Ack]) -> None:
     ack_by_jid = {ack.jid: ack for ack in acks}
     # By jid only: with the state, MariaDB may walk the index of running jobs and wait for rows of other workers.
     # In the order of ids, as all transactions lock jobs (ADR 0024).
-    rows = Job.objects.using(connection.alias).filter(jid__in=list(ack_by_jid)).order_by("pk").select_for_update()
+    rows = Job.live.using(connection.alias).filter(jid__in=list(ack_by_jid)).order_by("pk").select_for_update()
     values: list[int | str] = []
     ids: list[int] = []
     for job in rows.only("jid", "state", "wid", "attempt", "started_at", "history"):

@@ -20,7 +20,7 @@ from django.db.models.functions import Now
 from ...core.job_options import TRACKED_FOR_S
 from ...core.json import jsontext
 from ...core.json.fields import parse_instant
-from ...core.lifecycle import LIVE, State
+from ...core.lifecycle import UNFINISHED, State
 from ...core.payloads import Tracked, TrackUpdate, in_ascii, is_storable
 from ...errors import InvalidPayload
 from ...models import Job, JobQuerySet, Tracking
@@ -62,8 +62,12 @@ def track_set(store: Store, updates: Sequence[TrackUpdate]) -> None:
 
 def _store(connection: BaseDatabaseWrapper, update: TrackUpdate, now: datetime | None) -> None:
     """Store the update if its job exists and, if it names an attempt, that attempt is still running."""
-    job = Job.objects.using(connection.alias).filter(jid=update.jid)
-    if not (job.exists() if update.attempt is None else _is_running(job.filter(attempt=update.attempt))):
+    jobs = Job.objects.using(connection.alias)
+    latest = jobs.only("state").latest_of(update.jid)
+    if latest is None:
+        return
+    job = jobs.filter(pk=latest.pk).stored_for(State(latest.state))
+    if update.attempt is not None and not _is_running(job.filter(attempt=update.attempt)):
         return
     clock = clock_of(connection, now)
     # The update makes the job a tracked job: keep its row for at least `TRACKED_FOR` after its end.
@@ -98,7 +102,8 @@ def track_get(store: Store, jids: Sequence[str]) -> list[Tracked]:
 
     def verb(_: BaseDatabaseWrapper) -> list[Tracked]:
         # `payload` and `result` may be large, and are not returned.
-        stored = {job.jid: job for job in store.jobs.filter(jid__in=storable).defer("payload", "result")}
+        rows = Job.objects.using(store.alias).filter(jid__in=storable).order_by("pk").defer("payload", "result")
+        stored = {job.jid: job for job in rows}  # the last of a jid is its latest run
         progress = {record.jid: record for record in Tracking.objects.using(store.alias).filter(jid__in=stored)}
         return [_build_tracked(jid, stored.get(jid), progress.get(jid)) for jid in jids]
 
@@ -139,7 +144,7 @@ def purge_tracking(store: Store, *, limit: int = CHUNK) -> int:
 
     Deletes the records of jobs that have finished or are not stored, half an hour after the last update.
     """
-    live_jobs = store.jobs.in_state(*LIVE).filter(jid=OuterRef("jid"))
+    live_jobs = store.jobs.in_state(*UNFINISHED).filter(jid=OuterRef("jid"))
     since = (store.clock() or Now()) - TRACKED_FOR
     outdated = Tracking.objects.using(store.alias).filter(~Exists(live_jobs), updated_at__lt=since)
 

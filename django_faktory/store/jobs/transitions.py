@@ -16,13 +16,13 @@ from django.db.backends.base.base import BaseDatabaseWrapper
 from django.db.models import Case, DateTimeField, F, Value, When
 from django.db.models.functions import Greatest, Now
 
-from ...core.lifecycle import GONE, LIVE, Event, State, sources
+from ...core.lifecycle import ENDED, GONE, UNFINISHED, Event, State, sources
 from ...core.payloads import is_storable
 from ...models import Job, JobLock, JobQuerySet
 from ..batches import counters
 from ..chunks import chunks
 from ..deletion import delete_locked
-from ..dialects import clock_of
+from ..dialects import clock_of, dialect_of
 from ..dialects.base import JOB, marks
 from ..limits import limiters
 from ..locks import locks
@@ -44,7 +44,7 @@ def defer(times: Mapping[int, datetime], *, using: str) -> int:
     whens = [When(pk=pk, then=Value(moment, DateTimeField())) for pk, moment in times.items()]
 
     def verb(_: BaseDatabaseWrapper) -> int:
-        legal = lock_rows(Job.objects.using(using).filter(pk__in=list(times)).in_state(*sources(Event.DEFER)))
+        legal = lock_rows(Job.live.using(using).filter(pk__in=list(times)).in_state(*sources(Event.DEFER)))
         return legal.update(state=State.RETRIES, run_at=Case(*whens), wid="", finished_at=None, purge_at=None)
 
     return run(using, verb) if times else 0
@@ -52,7 +52,7 @@ def defer(times: Mapping[int, datetime], *, using: str) -> int:
 
 def keep_for(pk: int, seconds: int, *, using: str) -> None:
     """Keep the row of a job for this many seconds after its end, if the job has no `result_ttl`."""
-    jobs = Job.objects.using(using).filter(pk=pk, result_ttl=None)
+    jobs = Job.live.using(using).filter(pk=pk, result_ttl=None)
     run(using, lambda _: jobs.update(result_ttl=seconds), atomic=False, writes=True)
 
 
@@ -96,7 +96,7 @@ def lock_rows(jobs: JobQuerySet) -> JobQuerySet:
         ids = list(jobs.filter(pk__in=pks).values_list("pk", flat=True))
     else:
         ids = list(jobs.order_by("pk").select_for_update().values_list("pk", flat=True))
-    return Job.objects.using(jobs.db).filter(pk__in=ids)
+    return Job.live.using(jobs.db).filter(pk__in=ids)
 
 
 def requeued(jobs: JobQuerySet) -> int:
@@ -154,25 +154,23 @@ def leave(legal: JobQuerySet, to: State | None, write: Change) -> int:
 
 def _discard_rows(jobs: JobQuerySet) -> int:
     # Unlike a dead job, a discarded one frees its unique key (W27).
-    updated = jobs.filter(result_ttl__isnull=False).update(
-        state=State.DISCARDED,
-        limiter=None,
-        unique_key=None,
-        run_at=None,
-        finished_at=Now(),
-        purge_at=Now() + DISCARDED_FOR,
-    )
-    return updated + delete_locked(jobs.filter(result_ttl__isnull=True))
+    kept = list(jobs.filter(result_ttl__isnull=False).values_list("pk", flat=True))
+    if kept:
+        connection = connections[jobs.db]
+        now = clock_of(connection)
+        with connection.cursor() as cursor:
+            dialect_of(connection).keep(cursor, kept, State.DISCARDED, now, purge_at=now + DISCARDED_FOR)
+    return len(kept) + delete_locked(jobs.filter(result_ttl__isnull=True))
 
 
 def purged(jobs: JobQuerySet) -> int:
     """Delete finished jobs before their `purge_at`, and return the number of deleted rows."""
-    legal = lock_rows(jobs.in_state(*sources(Event.PURGE)))
-    # Dead members only: the other finished ones were counted when they ended, a batch still waits for a dead one.
-    dead = counters.members_of(legal.in_state(State.DEAD))
-    deleted = delete_locked(legal)
-    counters.record_all(jobs.db, dead, GONE)
-    return deleted
+    dead = lock_rows(jobs.in_state(State.DEAD))
+    # The ended ones were counted when they ended; a batch still waits for a dead one.
+    members = counters.members_of(dead)
+    deleted = delete_locked(dead)
+    counters.record_all(jobs.db, members, GONE)
+    return deleted + jobs.in_state(*ENDED).delete()[0]
 
 
 # --- cancellations: workers poll for the marks. A mark that is older than `enqueued_at` is ignored: it counts until the
@@ -192,10 +190,10 @@ def cancel(store: Store, jids: Sequence[str]) -> int:
 def cancelled(jobs: JobQuerySet, now: datetime | None = None) -> int:
     """Apply `cancel` to a queryset, inside the caller's transaction."""
     connection = connections[jobs.db]
-    jobs = lock_rows(jobs.in_state(*LIVE))
+    jobs = lock_rows(jobs.in_state(*UNFINISHED))
     clock = clock_of(connection, now)
     # Discard before marking: without row locks (SQLite), a job that is claimed between the two updates gets marked.
-    discarded_count = discarded(jobs.in_state(*LIVE - {State.WORKING}))
+    discarded_count = discarded(jobs.in_state(*UNFINISHED - {State.WORKING}))
     # `Greatest`: if the clock is behind `enqueued_at`, a mark with its time would be ignored.
     marked = jobs.in_state(State.WORKING).update(cancel_requested_at=Greatest(Value(clock), F("enqueued_at")))
     return discarded_count + marked

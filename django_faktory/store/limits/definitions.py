@@ -264,6 +264,6 @@ def read_usage(ids: Iterable[int], *, using: str) -> dict[int, tuple[int, dateti
 def count_blocked_jobs(limit: Limit, *, using: str) -> int:
     """Count the jobs blocked by this limit, up to `MAX_COUNTED`."""
     limiter_ids = Limiter.objects.using(using).filter(limit=limit).values("pk")
-    blocked = Job.objects.using(using).in_state(State.BLOCKED).filter(limiter__in=limiter_ids).order_by()
+    blocked = Job.live.using(using).in_state(State.BLOCKED).filter(limiter__in=limiter_ids).order_by()
     # Bounded, so that the page of a limit with a long backlog stays fast.
     return run(using, lambda _: blocked[:MAX_COUNTED].count(), atomic=False)

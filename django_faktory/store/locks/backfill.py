@@ -68,7 +68,7 @@ def _walks(queues: Collection[str] | None) -> list[tuple[State, str | None]]:
 def _give_keys(
     connection: BaseDatabaseWrapper, *, add_key: AddKey, queues: Collection[str] | None, ids: Sequence[int]
 ) -> None:
-    jobs = Job.objects.using(connection.alias).in_state(*BACKFILLED).filter(lock_key__isnull=True)
+    jobs = Job.live.using(connection.alias).in_state(*BACKFILLED).filter(lock_key__isnull=True)
     matching = jobs.filter(pk__in=ids) if queues is None else jobs.filter(pk__in=ids, queue__in=queues)
     ids_by_key: dict[str, list[int]] = defaultdict(list)
     # Waiting for a claim's transaction would gain nothing: the claimed job already runs without a key.

@@ -82,7 +82,7 @@ def acquire_locks_in(
     """
     # The sort is stable: the first job of a key by priority stays its first, and receives the lock.
     reservations = sorted(reservations, key=lambda job: job.lock_key or "")
-    rows = Job.objects.using(connection.alias).filter(jid__in=[job.jid for job in reservations])
+    rows = Job.live.using(connection.alias).filter(jid__in=[job.jid for job in reservations])
     rows = rows.order_by("id").select_for_update()
     # Rows are compared with the claims after they are locked: a job can be taken from its worker between the claim and
     # this statement.
@@ -93,7 +93,7 @@ def acquire_locks_in(
         first_by_key.setdefault(job.lock_key or "", job)
     clock = clock_of(connection, now)
     tokens = _insert_locks(connection, first_by_key, clock, timedelta(seconds=lease_s))
-    jobs = Job.objects.using(connection.alias)
+    jobs = Job.live.using(connection.alias)
     for jid, token in tokens.items():
         row = stored[jid]
         # A job that also needs permits has not started yet: its unique key is freed when it has them.
@@ -149,7 +149,7 @@ def _block_siblings(connection: BaseDatabaseWrapper, keys: Sequence[str]) -> Non
     """
     if not keys:
         return
-    jobs = Job.objects.using(connection.alias).in_state(State.ENQUEUED)
+    jobs = Job.live.using(connection.alias).in_state(State.ENQUEUED)
     ready = jobs.filter(lock_key__in=keys).select_for_update(skip_locked=True)
     ids = list(ready.values_list("pk", flat=True)[:CHUNK])
     if ids:
@@ -196,7 +196,7 @@ def block_if_locked(connection: BaseDatabaseWrapper, ids: Sequence[int]) -> None
     A job waits if the key is held, or an earlier job of the key is ready. Call it inside the transaction that enqueued
     the jobs. Jobs without a key are ignored.
     """
-    jobs = Job.objects.using(connection.alias)
+    jobs = Job.live.using(connection.alias)
     arrivals = list(
         jobs.in_state(State.ENQUEUED)
         .filter(pk__in=ids, lock_key__isnull=False)
@@ -447,7 +447,7 @@ def locket_state(queue: str, *, using: str) -> LocketState:
     """
 
     def verb(_: BaseDatabaseWrapper) -> LocketState:
-        jobs = Job.objects.using(using).filter(queue=queue)
+        jobs = Job.live.using(using).filter(queue=queue)
         live = JobLock.objects.using(using).filter(expires_at__gt=Now(), key=OuterRef("lock_key"))
         waiting = sum(jobs.in_state(state).count() for state in (State.ENQUEUED, State.BLOCKED))
         locked = jobs.in_state(State.BLOCKED).filter(Exists(live)).count()

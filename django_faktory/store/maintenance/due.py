@@ -13,8 +13,8 @@ from django.db.models import QuerySet
 from django.db.models.functions import Now
 
 from ...core.json.fields import later
-from ...core.lifecycle import DELAYED, FINISHED, GONE, Event, State, sources
-from ...models import Job, JobQuerySet
+from ...core.lifecycle import DELAYED, ENDED, FINISHED, GONE, Event, State, sources
+from ...models import History, Job, JobQuerySet
 from ..batches import counters
 from ..deletion import delete_locked
 from ..limits import limiters
@@ -24,7 +24,7 @@ from ..transactions import read, run
 
 CHUNK = 500
 CLEAR_PORTION = 20
-"""Sets of finished rows that lose their expiry before maintenance continues with its other steps."""
+"""Sets of dead rows that lose their expiry before maintenance continues with its other steps."""
 
 
 def enqueue_due(store: Store, *, limit: int = CHUNK) -> set[str]:
@@ -53,7 +53,7 @@ def find_delayed_jobs(connection: BaseDatabaseWrapper, *, using: str) -> list[An
     One query, or one per state if the state is the first column of the index (databases without partial indexes). A
     single query over both states would there read, and lock, every due row to find the first.
     """
-    jobs = Job.objects.using(using).order_by("run_at")
+    jobs = Job.live.using(using).order_by("run_at")
     if connection.features.supports_partial_indexes:
         return [jobs.in_state(*DELAYED)]
     return [jobs.filter(state=str(state)) for state in sorted(DELAYED)]
@@ -85,14 +85,9 @@ def expire(store: Store, *, limit: int = CHUNK) -> int:
         ids = [job.pk for job in rows if job.result_ttl is None]
         delete_locked(all_jobs.filter(pk__in=ids), ids)
         for ttl in {job.result_ttl for job in rows if job.result_ttl is not None}:
-            all_jobs.filter(pk__in=[job.pk for job in rows if job.result_ttl == ttl]).update(
-                state=State.EXPIRED,
-                limiter=None,
-                run_at=None,
-                unique_key=None,
-                finished_at=clock,
-                purge_at=later(clock, ttl),
-            )
+            kept = [job.pk for job in rows if job.result_ttl == ttl]
+            with connection.cursor() as cursor:
+                store.dialect.keep(cursor, kept, State.EXPIRED, clock, purge_at=later(clock, ttl))
         members = sorted((job for job in rows if job.bid or job.callback_of), key=lambda job: job.pk)
         counters.record_changes(connection, [counters.Change(job, State.EXPIRED) for job in members], clock)
         return len(rows)
@@ -112,9 +107,9 @@ def find_expired_jobs(store: Store) -> QuerySet[Job]:
 def find_expiring_jobs(*, using: str) -> JobQuerySet:
     """Return jobs with an expiry in the order of its index; the first shows whether `expire` has anything to do.
 
-    A finished row keeps its expiry. If the index has no condition, the row is in it until `expire` clears the expiry.
+    A dead row keeps its expiry. If the index has no condition, the row is in it until `expire` clears the expiry.
     """
-    jobs = Job.objects.using(using).filter(expires_at__isnull=False).order_by("expires_at")
+    jobs = Job.live.using(using).filter(expires_at__isnull=False).order_by("expires_at")
     return jobs.in_state(*sources(Event.EXPIRE)) if _is_partial(using) else jobs.exclude(state=State.WORKING)
 
 
@@ -123,11 +118,11 @@ def _is_partial(using: str) -> bool:
 
 
 def _clear_expiries(store: Store, *, chunk_size: int = CHUNK, max_chunks: int = CLEAR_PORTION) -> None:
-    """Remove finished rows from the head of the expiry index (MariaDB), a bounded number at a time.
+    """Remove dead rows from the head of the expiry index (MariaDB), a bounded number at a time.
 
-    The index has no condition there. Otherwise each read of the head would read past every finished row that is kept.
+    The index has no condition there. Otherwise each read of the head would read past every dead row.
     """
-    finished = find_expiring_jobs(using=store.alias).in_state(*FINISHED).filter(expires_at__lte=store.clock() or Now())
+    finished = find_expiring_jobs(using=store.alias).in_state(State.DEAD).filter(expires_at__lte=store.clock() or Now())
 
     def verb(_: BaseDatabaseWrapper) -> int:
         ids = list(finished.select_for_update(skip_locked=True).values_list("pk", flat=True)[:chunk_size])
@@ -140,39 +135,39 @@ def _clear_expiries(store: Store, *, chunk_size: int = CHUNK, max_chunks: int = 
 
 
 def purge(store: Store, *, limit: int = CHUNK) -> int:
-    """Delete at most `limit` finished jobs after their retention; return how many."""
-    due = _find_purgeable(store)
-    if not due:
+    """Delete at most `limit` dead and `limit` ended jobs after their retention; return the larger of both numbers."""
+    return max(_purge_dead(store, limit), _purge_history(store, limit))
+
+
+def _purge_dead(store: Store, limit: int) -> int:
+    # All finished states; in this table they are dead. With that state alone, PostgreSQL may take the indexes of
+    # failed jobs instead. MariaDB's index begins with the state.
+    states = FINISHED if _is_partial(store.alias) else [State.DEAD]
+    due = store.jobs.in_state(*states).filter(purge_at__lt=store.clock() or Now()).order_by("purge_at")
+    # Without locks: MariaDB locks the row after the range too. After the last dead job in its index comes the oldest
+    # job of a queue, and a FETCH would skip it.
+    if not read(due.values_list("pk")[:1]):
         return 0
 
     def verb(_: BaseDatabaseWrapper) -> int:
-        rows: list[Job] = []
-        for jobs in due:
-            rows += jobs.only(*counters.FIELDS, "state").select_for_update(skip_locked=True)[: limit - len(rows)]
-        if not rows:
-            return 0
+        rows = list(due.only(*counters.FIELDS).select_for_update(skip_locked=True)[:limit])
         ids = [job.pk for job in rows]
-        # The state is checked again where no row is locked: a dead job may have been requeued since.
-        deleted_count = delete_locked(store.jobs.filter(pk__in=ids).in_state(*FINISHED), ids)
-        # Other finished members were counted when they ended; a dead one still keeps its batch waiting until it is
-        # deleted.
-        dead = [job for job in rows if job.state == State.DEAD and (job.bid or job.callback_of)]
-        counters.record_all(store.alias, sorted(dead, key=lambda job: job.pk), GONE)
-        return deleted_count
+        # The state is compared again where no row is locked: a dead job may have been requeued since.
+        deleted = delete_locked(store.jobs.filter(pk__in=ids).in_state(State.DEAD), ids)
+        # A batch waits for a dead member until it is deleted.
+        members = sorted((job for job in rows if job.bid or job.callback_of), key=lambda job: job.pk)
+        counters.record_all(store.alias, members, GONE)
+        return deleted
 
     return run(store.alias, verb)
 
 
-def _find_purgeable(store: Store) -> list[Any]:
-    """Return queries of finished jobs after their retention, earliest `purge_at` first.
-
-    One query; without partial indexes one per state in which a job is due. A single query over all states would there
-    read and sort everything due for each set (MariaDB, 400,000 due: 4 s).
-    """
-    jobs = store.jobs.filter(purge_at__lt=store.clock() or Now()).order_by("purge_at")
-    if _is_partial(store.alias):
-        return [jobs.in_state(*FINISHED)]
-    queries = [jobs.filter(state=str(state)) for state in State if state in FINISHED]
-    # Without locks: MariaDB locks the row after the range too. After the last dead job in its index comes the
-    # oldest job of a queue, and a FETCH would skip it.
-    return run(store.alias, lambda _: [query for query in queries if query.values_list("pk")[:1]], atomic=False)
+def _purge_history(store: Store, limit: int) -> int:
+    """Delete rows of the history, which nothing changes any more: no row needs a lock."""
+    due = History.objects.using(store.alias).filter(purge_at__lt=store.clock() or Now()).order_by("purge_at")
+    # Without partial indexes that of `purge_at` begins with the state.
+    parts = [due] if _is_partial(store.alias) else [due.filter(state=str(state)) for state in sorted(ENDED)]
+    ids: list[int] = []
+    for part in parts:
+        ids += read(part.values_list("pk", flat=True)[: limit - len(ids)])
+    return run(store.alias, lambda _: History.objects.using(store.alias).filter(pk__in=ids).delete()[0]) if ids else 0

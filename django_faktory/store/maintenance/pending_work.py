@@ -128,7 +128,7 @@ def _compile(rows: QuerySet[Any], using: str) -> tuple[str, tuple[Any, ...]]:
 
 
 def _compile_now(using: str) -> tuple[str, tuple[Any, ...]]:
-    sql, values = Job.objects.using(using).query.get_compiler(using).compile(Now())
+    sql, values = Job.live.using(using).query.get_compiler(using).compile(Now())
     return sql, tuple(values)
 
 

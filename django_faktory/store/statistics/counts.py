@@ -251,7 +251,7 @@ def _build_job_set(
 def _build_due_set(using: str, sizes: CountLimits) -> CountedSet:
     """Return the set of scheduled and retrying jobs, which share an index."""
     order = scan.index_order(State.SCHEDULED, using=using)
-    rows = Job.objects.using(using).in_state(State.SCHEDULED, State.RETRIES).order_by(*order)
+    rows = Job.live.using(using).in_state(State.SCHEDULED, State.RETRIES).order_by(*order)
     return CountedSet(_DUE, rows, order, sizes.at_once, ("state",), "state, COUNT(*), 0", "GROUP BY state")
 
 
@@ -268,7 +268,7 @@ def _build_first_statement(using: str, worker_timeout_s: float, sizes: CountLimi
     connection = connections[using]
     parts = [counted_set.part(connection, counted_set.size) for counted_set in _build_sets(using, sizes)]
     # A column of the index of running jobs, so that the table is not read.
-    working = Job.objects.using(using).working().order_by().values("reserved_until")
+    working = Job.live.using(using).working().order_by().values("reserved_until")
     sql, values = _compile(working, connection)
     parts.append((f"SELECT '{State.WORKING}', '{State.WORKING}', COUNT(*), 0 FROM ({sql}) AS part", values))
     live_workers = WorkerProcess.objects.using(using).filter(living(worker_timeout_s)).order_by()

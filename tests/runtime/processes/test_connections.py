@@ -90,9 +90,13 @@ def end_sessions(cluster):
     )
 
 
+COLUMNS = "state, failures, losses, interruptions"
+EVERY_JOB = f"(SELECT {COLUMNS} FROM django_faktory_job UNION ALL SELECT {COLUMNS} FROM django_faktory_history) AS job"
+
+
 def all_done(cluster):
     """Return whether all jobs have succeeded; none of them may be dead."""
-    states = dict(cluster.execute("SELECT state, count(*) FROM django_faktory_job GROUP BY 1"))
+    states = dict(cluster.execute(f"SELECT state, count(*) FROM {EVERY_JOB} GROUP BY 1"))
     assert "dead" not in states
     assert "retries" not in states
     return [*states] == ["succeeded"]
@@ -100,7 +104,7 @@ def all_done(cluster):
 
 def interruptions(cluster):
     """Return the number of interruptions, after a check that no job has lost an attempt or its worker."""
-    [row] = cluster.execute("SELECT sum(failures), sum(losses), sum(interruptions) FROM django_faktory_job")
+    [row] = cluster.execute(f"SELECT sum(failures), sum(losses), sum(interruptions) FROM {EVERY_JOB}")
     assert row[:2] == (0, 0)
     return int(row[2])
 

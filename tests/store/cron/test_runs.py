@@ -9,6 +9,7 @@ from django.db import IntegrityError, OperationalError, connection, connections,
 from django.db.models import signals
 from django.utils import timezone
 
+from django_faktory.core.lifecycle import ENDED
 from django_faktory.errors import BrokerUnavailable, FaktoryError, NotUnique
 from django_faktory.models import CronEntry, CronRun, Job
 from django_faktory.store.cron import entries
@@ -17,7 +18,7 @@ from django_faktory.store.cron.runs import CronJob
 from django_faktory.store.jobs import pushes
 from django_faktory.store.maintenance.pending_work import find_pending_work
 from django_faktory.store.store import Store
-from tests.factories import payload
+from tests.factories import end_all, payload
 
 pytestmark = pytest.mark.django_db(transaction=True)
 
@@ -193,7 +194,10 @@ def test_only_missed_ticks_within_the_window_are_enqueued():
 
 def end(state, **fields):
     values = {"state": state, "run_at": None, "finished_at": NOON, "purge_at": NOON + timedelta(days=1)} | fields
-    Job.objects.update(**values)
+    if state in ENDED:
+        end_all(**values)
+    else:
+        Job.live.update(**values)
 
 
 def test_a_tick_is_skipped_while_an_earlier_job_waits_or_runs():

@@ -158,7 +158,7 @@ def grow(rows=ROWS):
     execute(
         f"""INSERT INTO django_faktory_job (jid, jobtype, queue, state, sort_priority, payload, retry, reserve_for,
           backtrace, enqueued_at, finished_at, purge_at, lock_key)
-        SELECT 'row-' || n, 't', 'default', CASE WHEN n % 10 = 0 THEN 'succeeded' ELSE 'enqueued' END, 0,
+        SELECT 'row-' || n, 't', 'default', CASE WHEN n % 10 = 0 THEN 'dead' ELSE 'enqueued' END, 0,
           repeat('x', 800), 25, 1800, 0, CASE WHEN n % 10 > 0 THEN now() END, CASE WHEN n % 10 = 0 THEN now() END,
           CASE WHEN n % 10 = 0 THEN now() END, CASE WHEN n % 2 = 0 THEN 'lock-' || n END
         FROM generate_series(1, {rows}) AS n"""

@@ -1,6 +1,5 @@
 """PostgreSQL's stored functions: `migrate` installs those of this version, whatever it finds."""
 
-import re
 import threading
 from pathlib import Path
 
@@ -9,7 +8,6 @@ from django.core.management import CommandError, call_command
 from django.db import connection, connections, transaction
 
 from django_faktory import apps
-from django_faktory.core.lifecycle import FINISHED, State
 from django_faktory.core.payloads import new_job
 from django_faktory.errors import FunctionsMissing
 from django_faktory.models import Job
@@ -121,12 +119,6 @@ def test_the_defaults_of_a_pushed_job_are_those_of_the_payload():
     columns = ("queue", "sort_priority", "retry", "reserve_for", "backtrace", "result_ttl")
     default = (job.queue, -job.priority, job.retry, job.reserve_for, job.backtrace, job.result_ttl)
     assert {*Job.objects.values_list(*columns)} == {default}
-
-
-def test_the_states_that_a_push_replaces_are_those_of_the_lifecycle():
-    text = functions.read()[PUSH].text
-    [ended] = re.findall(r"state IN \((.*?)\)\n", text)
-    assert ended == ", ".join(f"'{state}'" for state in sorted(FINISHED - {State.DEAD}))
 
 
 def test_the_printed_sql_installs_them(capsys):

@@ -3,6 +3,7 @@
 from datetime import timedelta
 
 import pytest
+from django.utils import timezone
 
 from django_faktory.brokers import get_broker
 from django_faktory.brokers.remote import RemoteBroker
@@ -98,9 +99,9 @@ def test_a_cancellation_mark_survives_the_release_of_the_job():
 def test_a_requeue_clears_the_cancellation_mark():
     result = noop.enqueue()
     job = fetched()
-    cancel(result)
     get_broker().fail([failure(jid=job.jid, wid=job.wid, attempt=job.attempt, verdict="kill")])
-    Job.objects.update(state="dead")  # a cancelled job that a person wants to run after all
+    # A mark of an earlier run: a person wants the job to run after all.
+    Job.objects.update(cancel_requested_at=timezone.now())
     by_ids.requeue([Job.objects.get().pk], using="default")
     assert fetched("w2").jid == result.id
     assert asked(result) == []

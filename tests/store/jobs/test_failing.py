@@ -131,10 +131,10 @@ def test_each_failure_is_stored_exactly_as_reported(ways):
 def test_each_failure_report_gets_its_own_answer(ways):
     if ways == "used to it":
         used_to_it()
-    ours, theirs, done = JobFactory(working=True), JobFactory(working=True, wid="w2"), JobFactory(succeeded=True)
+    ours, theirs, dead = JobFactory(working=True), JobFactory(working=True, wid="w2"), JobFactory(dead=True)
     late = sum(Counter.objects.values_list("late", flat=True))
     unknown = failure(jid="unknown-1", wid="w1")
-    answers = failures.fail(Store(), [failure(jid=job.jid, wid="w1") for job in (ours, theirs, ours, done)])
+    answers = failures.fail(Store(), [failure(jid=job.jid, wid="w1") for job in (ours, theirs, ours, dead)])
     assert answers == [True, False, False, False], "the second time it has failed already"
     [answer] = failures.fail(Store(), [unknown])
     assert isinstance(answer, JobNotFound)

@@ -275,7 +275,8 @@ def test_a_finished_job_that_is_pushed_again_starts_without_interruptions(node):
     job = node.fetch_one()
     node.broker.ack([Ack(jid=job.jid, wid="w1", attempt=job.attempt)])
     node.push("a")
-    assert (row(job).state, row(job).interruptions, row(job).history) == ("enqueued", 0, "")
+    again = Job.live.get()
+    assert (again.state, again.interruptions, again.history) == ("enqueued", 0, "")
 
 
 def test_an_ack_that_is_being_committed_wins_over_an_interruption(node):

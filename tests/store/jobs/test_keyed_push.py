@@ -336,13 +336,14 @@ def test_jobs_with_options_are_fetched_in_push_order(wish):
 
 
 @pytest.mark.parametrize("wish", ["expires in", "lock", "about", "unique"])
-def test_a_pushed_job_replaces_a_finished_one(wish):
-    """W10: the old result is dropped."""
+def test_a_push_of_the_jid_of_an_ended_job_stores_a_new_job(wish):
+    """W10: the old result is that of another run."""
     job = payload(custom=WISHES[wish])
     JobFactory(succeeded=True, jid=job.jid, result="1")
     push(job)
-    found = Job.objects.get()
+    found = Job.live.get()
     assert (found.state, found.result, found.result_ttl) == ("enqueued", None, None)
+    assert Job.objects.succeeded().get().result == "1"
 
 
 @pytest.mark.parametrize("wish", ["expires in", "lock", "about", "unique"])

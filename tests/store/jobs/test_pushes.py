@@ -148,6 +148,6 @@ def test_a_lone_job_is_stored_in_the_same_way_behind_a_pooler(monkeypatch):
     expected = stored([job])
     monkeypatch.setattr(Command, "works", False)
     assert stored([job]) == expected
-    Job.objects.update(state="succeeded", finished_at=T0, purge_at=T0)
+    Job.objects.update(state="dead", finished_at=T0, purge_at=T0)
     assert pushes.push(Store(now=T0), job) == [None]
     assert list(Job.objects.values_list("state", flat=True)) == ["enqueued"]

@@ -9,7 +9,7 @@ from django.utils import timezone
 
 from django_faktory.core.lifecycle import FINISHED, State
 from django_faktory.core.payloads import FetchRequest
-from django_faktory.models import Job
+from django_faktory.models import History, Job
 from django_faktory.store.jobs import claims
 from django_faktory.store.maintenance import due
 from django_faktory.store.maintenance.pending_work import find_pending_work
@@ -81,10 +81,11 @@ def test_a_second_node_enqueues_due_jobs_not_locked_by_the_first():
     ("jobs", "index"),
     [
         (lambda: Job.objects.in_state(*due.DELAYED).order_by("run_at")[:1], "faktory_due"),
-        (lambda: Job.objects.in_state(*FINISHED).filter(purge_at__lt=T0).order_by("purge_at")[:9], "faktory_purge"),
+        (lambda: Job.live.in_state(*FINISHED).filter(purge_at__lt=T0).order_by("purge_at")[:9], "faktory_purge"),
+        (lambda: History.objects.filter(purge_at__lt=T0).order_by("purge_at")[:9], "faktory_history_purge"),
         (lambda: Job.objects.in_state(State.WORKING).filter(reserved_until__lt=T0), "faktory_reserved"),
     ],
-    ids=["due", "finished", "overdue"],
+    ids=["due", "dead", "history", "overdue"],
 )
 def test_polled_jobs_are_read_in_index_order(jobs, index):
     if not connection.features.supports_partial_indexes:
@@ -120,12 +121,12 @@ def has_expired_jobs():
     return find_pending_work(using=USING, now=T0, worker_timeout_s=60).has_expired_jobs
 
 
-def test_waiting_jobs_expire_but_finished_jobs_do_not():
-    expiring(3, succeeded=True)
+def test_waiting_jobs_expire_but_dead_jobs_do_not():
+    expiring(3, dead=True)
     assert has_expired_jobs() is not connection.features.supports_partial_indexes
     assert due.expire(Store(USING, now=T0)) == 0
     assert has_expired_jobs() is False
-    assert Job.objects.succeeded().count() == 3
+    assert Job.objects.dead().count() == 3
     expiring(2)
     assert has_expired_jobs() is True
     assert due.expire(Store(USING, now=T0)) == 2
@@ -141,9 +142,9 @@ def test_a_running_job_past_its_expiry_expires_only_when_it_waits_again():
     assert due.expire(Store(USING, now=T0)) == 1
 
 
-@pytest.mark.skipif(connection.features.supports_partial_indexes, reason="the index has no finished jobs")
-def test_expiries_of_finished_jobs_are_cleared_a_bounded_number_at_a_time():
-    expiring(10, succeeded=True)
+@pytest.mark.skipif(connection.features.supports_partial_indexes, reason="the index has no dead jobs")
+def test_expiries_of_dead_jobs_are_cleared_a_bounded_number_at_a_time():
+    expiring(10, dead=True)
     due._clear_expiries(Store(USING, now=T0), chunk_size=3, max_chunks=2)
     assert Job.objects.filter(expires_at__isnull=False).count() == 4
     due.expire(Store(USING, now=T0))

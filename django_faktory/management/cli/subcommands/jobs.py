@@ -112,7 +112,7 @@ def _job(call: Invocation) -> int:
     if call.alias is None:
         return _show_remote_job(call, jid)
     # A jid with unprintable characters cannot exist, and PostgreSQL raises for NUL.
-    row = Job.objects.using(call.alias).filter(jid=jid).first() if jid.isprintable() else None
+    row = Job.objects.using(call.alias).latest_of(jid) if jid.isprintable() else None
     if row is None:
         screen.note(f"no job has the ID {jid}")
         return NOTHING

@@ -23,7 +23,7 @@ from ..idle_sessions import was_ended
 from ..values import AckResult, ClaimPlan, FailureColumns, HandoffResult, LockedRows, PushResult, Tally
 from .calls import call
 from .failures import READ, lock_failed_calls, save_calls
-from .jobs import ADD_TO_COUNTERS, MARK_SUCCEEDED, NOT_HELD, claim_calls, end_call, read_ends
+from .jobs import ADD_TO_COUNTERS, NOT_HELD, claim_calls, end_call, read_ends
 from .lock_handoff import LockHandoff
 from .loop_connection import PostgresqlLoopConnection
 from .pipeline import Rows, has_psycopg3
@@ -298,7 +298,10 @@ class PostgresqlDialect(Dialect):
     def mark_succeeded(self, cursor: CursorWrapper, ended: Sequence[tuple[int, Ack, int]], now: datetime) -> None:
         if ended:
             ids, results = [row_id for row_id, _, _ in ended], [ack.result for _, ack, _ in ended]
-            cursor.execute(MARK_SUCCEEDED, [now, now, ids, results])
+            cursor.execute("SELECT faktory_keep_1(%s::bigint[], %s::text[], %s)", [ids, results, now])
+
+    def after(self, moment: str, seconds: str) -> str:
+        return f"({moment} + make_interval(secs => {seconds}))"
 
     def lock_failed(self, connection: BaseDatabaseWrapper, jids: Collection[str], now: datetime | None) -> LockedRows:
         rows, [(clock,)] = execute_on(connection, lock_failed_calls(jids, now))

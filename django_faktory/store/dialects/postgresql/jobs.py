@@ -13,7 +13,7 @@ import msgspec
 from django.db.backends.base.base import BaseDatabaseWrapper
 
 from ....core.payloads import Ack, Reservation
-from ..base import COUNTER, DELIVERY_LEASE_S, JOB, counter_slot
+from ..base import COUNTER, DELIVERY_LEASE_S, counter_slot
 from ..bounds import Bounds, Drawn
 from ..values import AckResult, ClaimPlan, Ended, EndedRun
 from .calls import function
@@ -23,11 +23,6 @@ from .rows import ACQUIRED, reservations
 
 NOT_HELD = "FK001"
 """SQLSTATE of `faktory_end_1` with `is_last`: a job is no longer held as it was."""
-
-MARK_SUCCEEDED = f"""
-UPDATE {JOB} AS j SET state = 'succeeded', reserved_until = NULL, unique_key = NULL, lock_token = NULL, permits = NULL,
-  result = r.result, finished_at = %s, purge_at = %s + make_interval(secs => j.result_ttl)
-FROM unnest(%s::bigint[], %s::text[]) AS r (id, result) WHERE j.id = r.id"""
 
 ADD_TO_COUNTERS = Command(
     "faktory_count",

@@ -1,4 +1,4 @@
--- End jobs successfully: delete each row, or keep it as succeeded for its `result_ttl`. Locks and permits are released in
+-- End jobs successfully: delete each row, and keep it in the history for its `result_ttl` (ADR 0048). Locks and permits are released in
 -- the same transaction, and what waits for them becomes ready.
 --
 -- `reports` is a JSON array of jid, wid, attempt and result; reports of others than the holder are counted as late. The rows
@@ -51,11 +51,19 @@ BEGIN
     WHERE j.is_plain AND j.state = 'working' AND (r.wid = '' OR j.wid = '' OR j.wid = r.wid)
       AND (r.attempt IS NULL OR r.attempt = j.attempt)),
   gone AS (
-    DELETE FROM django_faktory_job WHERE id = ANY (ARRAY(SELECT id FROM held WHERE result_ttl IS NULL))),
+    DELETE FROM django_faktory_job AS j WHERE j.id = ANY (ARRAY(SELECT id FROM held)) RETURNING j.*),
+  -- As in `faktory_keep_1`; here, one statement suffices for plain jobs.
   kept AS (
-    UPDATE django_faktory_job AS j SET state = 'succeeded', reserved_until = NULL, unique_key = NULL, lock_token = NULL,
-      permits = NULL, result = held.result, finished_at = now, purge_at = now + make_interval(secs => j.result_ttl)
-    FROM held WHERE j.id = held.id AND j.id = ANY (ARRAY(SELECT id FROM held WHERE result_ttl IS NOT NULL))),
+    INSERT INTO django_faktory_history (id, state, result, finished_at, purge_at, day, jid, jobtype, queue, sort_priority, payload, retry, reserve_for,
+      backtrace, result_ttl, created_at, enqueued_at, started_at, failed_at, wid, attempt, failures, losses, interruptions,
+      errtype, failure, history, expires_at, unique_expires_at, unique_until_start, lock_key, limit_key, bid, callback_of,
+      has_run, counts_failed, claim, about, cancel_requested_at)
+    SELECT j.id, 'succeeded', held.result, held.now, held.now + make_interval(secs => j.result_ttl), (held.now AT TIME ZONE
+      'UTC')::date, j.jid, j.jobtype, j.queue, j.sort_priority, j.payload, j.retry, j.reserve_for, j.backtrace, j.result_ttl,
+      j.created_at, j.enqueued_at, j.started_at, j.failed_at, j.wid, j.attempt, j.failures, j.losses, j.interruptions,
+      j.errtype, j.failure, j.history, j.expires_at, j.unique_expires_at, j.unique_until_start, j.lock_key, j.limit_key,
+      j.bid, j.callback_of, j.has_run, j.counts_failed, j.claim, j.about, j.cancel_requested_at
+    FROM gone AS j JOIN held ON held.id = j.id WHERE j.result_ttl IS NOT NULL),
   counted AS (
     INSERT INTO django_faktory_counter AS c (day, slot, processed, failed, late)
     SELECT (MAX(now) AT TIME ZONE 'UTC')::date, own_slot, COUNT(*), 0, 0 FROM held HAVING COUNT(*) > 0
@@ -102,11 +110,9 @@ BEGIN
     END IF;
     IF kept IS NOT NULL THEN
       RETURN QUERY
-      UPDATE django_faktory_job AS j SET state = 'succeeded', reserved_until = NULL, unique_key = NULL, lock_token = NULL,
-        permits = NULL, result = results[array_position(kept, j.id)], finished_at = clock,
-        purge_at = clock + make_interval(secs => j.result_ttl)
-      WHERE j.id = ANY (kept)
-      RETURNING 'ended', j.jid::text, j.wid::text, j.attempt, j.queue::text, j.jobtype::text, j.started_at, clock;
+      SELECT 'ended', j.jid::text, j.wid::text, j.attempt, j.queue::text, j.jobtype::text, j.started_at, clock
+      FROM django_faktory_job AS j WHERE j.id = ANY (kept);
+      PERFORM faktory_keep_1(kept, results, clock);
     END IF;
     IF members IS NOT NULL THEN
       RETURN QUERY

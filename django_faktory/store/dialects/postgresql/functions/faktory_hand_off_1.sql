@@ -60,10 +60,8 @@ BEGIN
           < (j.place, j.sort_priority, j.enqueued_at, j.id))),
   gone AS (
     DELETE FROM django_faktory_job WHERE id = (SELECT held.id FROM held, heir WHERE held.result_ttl IS NULL)),
-  kept AS (
-    UPDATE django_faktory_job AS j SET state = 'succeeded', reserved_until = NULL, unique_key = NULL, lock_token = NULL,
-      permits = NULL, result = outcome, finished_at = clock, purge_at = clock + make_interval(secs => j.result_ttl)
-    WHERE j.id = (SELECT held.id FROM held, heir WHERE held.result_ttl IS NOT NULL)),
+  kept AS MATERIALIZED (
+    SELECT faktory_keep_1(ARRAY[held.id], ARRAY[outcome], clock) FROM held, heir WHERE held.result_ttl IS NOT NULL),
   token AS MATERIALIZED (
     SELECT nextval(pg_get_serial_sequence('django_faktory_joblock', 'id')) AS id FROM heir),
   taken AS (
@@ -89,5 +87,5 @@ BEGIN
     'claimed', 1, j.sort_priority, j.id, j.jid::text, j.queue::text, j.payload, j.wid::text, j.attempt, j.created_at,
     j.enqueued_at, j.started_at, j.failure, j.history, j.reserve_for, j.result_ttl, j.jobtype::text, j.lock_key::text,
     j.limit_key::text, j.permits::text, j.bid IS NULL AND j.callback_of IS NULL, j.lock_token
-  FROM held, taken AS j;
+  FROM held CROSS JOIN taken AS j LEFT JOIN kept ON TRUE;
 END $$;

@@ -1,6 +1,6 @@
 -- Store pushed jobs: plain ones, and those with options, a lock or a unique key (ADR 0043).
 --
--- A finished job with the jid of a pushed one is replaced; any other stays, and the push of it does nothing (W10). A
+-- A dead job with the jid of a pushed one is replaced; any other stays, and the push of it does nothing (W10). A
 -- unique key belongs to one job: to the stored one, else to the one with the lowest place in the set (W27).
 --
 -- Rows of the result: 'refused' and the jid of a job whose key is taken; 'blocked' and a lock key that a stored job
@@ -30,7 +30,7 @@ DECLARE
   ids bigint[];         -- rows that this push may change
   locked bigint[];
   met jsonb;            -- what a stored job decides about pushed ones: 'kept' or 'refused', by jid
-  replaced text[];      -- jids of the finished jobs to replace
+  replaced text[];      -- jids of the dead jobs to replace
   is_blocked boolean[];
   blocking text[];
   added int;
@@ -65,8 +65,7 @@ BEGIN
               OR row_number() OVER (PARTITION BY key, is_over IS FALSE ORDER BY place) > 1) AS is_taken
           FROM unnest((SELECT jids), (SELECT keys), (SELECT places)) AS j (jid, key, place)
           LEFT JOIN LATERAL (
-            SELECT id, state IN ('discarded', 'expired', 'succeeded')
-              OR (state = 'dead' AND bid IS NULL AND callback_of IS NULL) AS is_over
+            SELECT id, state = 'dead' AND bid IS NULL AND callback_of IS NULL AS is_over
             FROM django_faktory_job WHERE may_exist AND jid = j.jid OFFSET 0) AS mine ON TRUE
           LEFT JOIN LATERAL (
             SELECT id, COALESCE(unique_expires_at <= moment, FALSE) AS is_expired

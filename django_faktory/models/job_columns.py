@@ -1,0 +1,140 @@
+"""The columns of a job, which its row has in both tables: see `tables`."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from django.core.checks import CheckMessage
+from django.db import models
+from django.db.models.functions import Now
+
+from ..core.lifecycle import State, count_claims
+from .database import JobsModel
+from .fields import ExactCharField
+from .indexes import without_ignored_parts
+
+
+class JobColumns(JobsModel):
+    """One unit of work, from PUSH to its end."""
+
+    jid = ExactCharField(max_length=255)
+    jobtype = ExactCharField(max_length=255)
+    queue = ExactCharField(max_length=255)
+    state = ExactCharField(max_length=10, choices=[(str(state), str(state)) for state in State])
+    sort_priority = models.SmallIntegerField(
+        default=0, help_text="Minus the priority: ascending, so that one index serves FETCH on every database."
+    )
+    payload = models.TextField(help_text="The job's JSON as its client sent it.")
+    retry = models.IntegerField(default=25)
+    reserve_for = models.IntegerField(default=1800)
+    backtrace = models.SmallIntegerField(default=0)
+    result_ttl = models.IntegerField(null=True)
+
+    created_at = models.DateTimeField(db_default=Now())
+    run_at = models.DateTimeField(null=True, help_text="Time at which a scheduled or retrying job becomes due.")
+    enqueued_at = models.DateTimeField(null=True)
+    is_returned = models.BooleanField(
+        default=False, db_default=False, help_text="Whether it became ready later than its `enqueued_at` (ADR 0046)."
+    )
+    started_at = models.DateTimeField(null=True)
+    reserved_until = models.DateTimeField(null=True)
+    finished_at = models.DateTimeField(null=True)
+    purge_at = models.DateTimeField(null=True)
+    failed_at = models.DateTimeField(
+        null=True, help_text="Time of its latest failure, or of its kill; set while it is dead or waits for a retry."
+    )
+
+    # db_default: the INSERT of `store` names only the columns that a new job needs.
+    wid = ExactCharField(
+        max_length=255, default="", db_default="", help_text="The worker that holds it, or held it last."
+    )
+    attempt = models.BigIntegerField(
+        default=0, db_default=0, help_text="Grows with each claim; a report with another number is too late (ADR 0048)."
+    )
+    failures = models.IntegerField(default=0, db_default=0)
+    losses = models.SmallIntegerField(default=0, db_default=0, help_text="Number of times its worker was lost.")
+    interruptions = models.IntegerField(
+        default=0, db_default=0, help_text="Number of times a stopping worker released it unfinished."
+    )
+    errtype = ExactCharField(max_length=100, default="", db_default="")
+    failure = models.TextField(default="", db_default="", help_text="JSON of the latest failure, as FETCH returns it.")
+    history = models.TextField(default="", db_default="", help_text="JSON array of all failed attempts.")
+    result = models.TextField(null=True, help_text="JSON of the value that the task returned.")
+
+    expires_at = models.DateTimeField(null=True, help_text="Time at which it is dropped unless it was claimed before.")
+    unique_key = ExactCharField(max_length=64, null=True, help_text="Key that no other job may have meanwhile (W27).")
+    unique_expires_at = models.DateTimeField(null=True, help_text="Time at which the key is free in any case.")
+    unique_until_start = models.BooleanField(default=False, db_default=False)
+
+    lock_key = ExactCharField(max_length=255, null=True, help_text="Jobs with the same key run one at a time.")
+    lock_token = models.BigIntegerField(null=True, help_text="Id of the lock that it holds while it runs.")
+
+    limit_key = ExactCharField(max_length=255, null=True, help_text="The key whose limit applies to it (ADR 0016).")
+    # No foreign key: a limiter may be deleted while jobs name it, and a sweep then unblocks them (ADR 0016).
+    limiter = models.BigIntegerField(null=True, help_text="The limiter that blocks it, or that unblocked it.")
+    permits = ExactCharField(
+        max_length=64,
+        null=True,
+        help_text="The limiters it holds permits of; empty: claimed, without permits yet; NULL: it needs none.",
+    )
+
+    bid = ExactCharField(max_length=255, null=True, help_text="The batch it is a member of.")
+    callback_of = ExactCharField(max_length=255, null=True, help_text="The batch whose callback it is.")
+    has_run = models.BooleanField(default=False, db_default=False, help_text="Whether its batch counts it as executed.")
+    counts_failed = models.BooleanField(
+        default=False, db_default=False, help_text="Whether its batch counts it as failed."
+    )
+
+    # Drawn by the sender before the claim, so that it can release the jobs of a claim without an answer (ADR 0017).
+    claim = models.BigIntegerField(
+        null=True, help_text="The claim that took it last; negative: not confirmed (ADR 0026)."
+    )
+
+    about = ExactCharField(max_length=255, null=True, help_text="The related object, as app.model/pk.")
+
+    cancel_requested_at = models.DateTimeField(
+        null=True, help_text="Time at which it was cancelled while it ran; cleared when it is enqueued again."
+    )
+
+    class Meta(JobsModel.Meta):
+        abstract = True
+
+    @classmethod
+    def check(cls, **kwargs: Any) -> list[CheckMessage]:
+        """Run Django's checks, see `without_ignored_parts`."""
+        return without_ignored_parts(super().check(**kwargs))
+
+    def __str__(self) -> str:
+        return f"{self.jobtype} {self.jid}"
+
+    @property
+    def priority(self) -> int:
+        """Django's priority, -100 to 100, larger first."""
+        return -self.sort_priority
+
+    @property
+    def claims(self) -> int:
+        """Number of claims, of which some may have been released."""
+        return count_claims(self.attempt)
+
+    @property
+    def attempts(self) -> int:
+        """Runs that failed, lost their worker, succeeded or are in progress. Interrupted runs do not count.
+
+        The column `attempt` is a fence: it grows with each claim, and begins at a number of its own in each row.
+        """
+        return self.failures + self.losses + (self.state in (State.WORKING, State.SUCCEEDED))
+
+    @property
+    def max_attempts(self) -> int:
+        """Attempts it may use: the first, its retries, and one for each loss, which uses no retry.
+
+        A manual retry adds one to a job that has used them all.
+        """
+        return max(max(self.retry, 0) + 1 + self.losses, self.attempts)
+
+    @property
+    def is_cancelled(self) -> bool:
+        """True if it was cancelled after its latest enqueue."""
+        requested_at, enqueued_at = self.cancel_requested_at, self.enqueued_at
+        return requested_at is not None and (enqueued_at is None or requested_at >= enqueued_at)
