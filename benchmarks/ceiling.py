@@ -48,15 +48,15 @@ class Turns:
         jobs = order_jobs(new_jobs(self.size))
         ends = [end_call(self.connection.connection, acks, None, [job.jid for _, job in jobs])] if acks else []
         plan = ClaimPlan([ClaimSlot("default", "ceiling", self.size)], self.size, claim=1)
-        return [*ends, push_call(jobs, None, may_exist=True), *claim_calls(plan, None, is_lazy=False)]
+        claims, read = claim_calls(plan, None, is_lazy=False, is_own=True)
+        return [*ends, push_call(jobs, None, may_exist=True), *claims], read, len(ends) + 1
 
     async def run(self):
-        from django_faktory.store.dialects.postgresql.rows import reservations
-
         while True:
-            found = await self.connection.execute(self.calls())
+            calls, read, claims_from = self.calls()
+            found = await self.connection.execute(calls)
             self.done += len(self.claimed)
-            self.claimed = [job.jid for job in reservations(found[-1:])]
+            self.claimed = [job.jid for job in read(found[claims_from:])]
 
 
 def new_jobs(count):

@@ -174,7 +174,7 @@ def batches_summary(delivery):
 
 
 def has_ended(jobs, expected):
-    ends = {job.jid: (str(job.state), job.attempt) for job in jobs}
+    ends = {job.jid: (str(job.state), job.claims) for job in jobs}
     return all(ends.get(job.jid) == (job.state, job.attempts) for job in expected)
 
 
@@ -184,7 +184,7 @@ def summary(jobs, expected):
     good = 0
     print(f"\n{'task':<16} {'shows':<34} {'state':<10} {'tries':>5}  as expected")
     for job in expected:
-        state, tries = (found[job.jid].state, found[job.jid].attempt) if job.jid in found else ("gone", 0)
+        state, tries = (found[job.jid].state, found[job.jid].claims) if job.jid in found else ("gone", 0)
         is_right = (state, tries) == (job.state, job.attempts)
         good += is_right
         verdict = "yes" if is_right else f"NO: {job.state} after {job.attempts}"
@@ -221,15 +221,15 @@ class Screen:
 
     def _print_changes(self, jobs):
         for job in jobs:
-            if self._seen.get(job.jid) != (job.state, job.attempt):
-                self._seen[job.jid] = (job.state, job.attempt)
+            if self._seen.get(job.jid) != (job.state, job.claims):
+                self._seen[job.jid] = (job.state, job.claims)
                 print(self._line(job), flush=True)
 
     def _line(self, job):
         name = job.jobtype.rpartition(".")[2]
         trouble = job.errtype.rpartition(".")[2]
         notes = " – ".join(filter(None, [self._shows.get(job.jid, ""), trouble]))
-        return f"{name:<16} {job.state:<10} {job.attempt:>5}  {notes}"
+        return f"{name:<16} {job.state:<10} {job.claims:>5}  {notes}"
 
     @staticmethod
     def _coloured(line):

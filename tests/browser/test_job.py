@@ -7,7 +7,7 @@ import pytest
 from django.utils import timezone
 
 from django_faktory.models import Job, Tracking
-from tests.factories import JobFactory
+from tests.factories import JobFactory, end_all
 from tests.project.tasks import add
 
 pytestmark = [pytest.mark.slow, pytest.mark.once]
@@ -27,8 +27,8 @@ def test_the_page_of_a_running_job_shows_its_progress_and_its_end(screen):
     seen.sees("frame 90100")
     assert page.locator("progress").get_attribute("value") == "87"
     purge_at = now.replace(year=now.year + 1)
-    Job.objects.filter(pk=job.pk).update(
-        state="succeeded", finished_at=now, reserved_until=None, result="42", purge_at=purge_at, result_ttl=60
+    end_all(
+        [job], state="succeeded", finished_at=now, reserved_until=None, result="42", purge_at=purge_at, result_ttl=60
     )
     seen.skip_pause()
     seen.sees("succeeded")

@@ -104,7 +104,8 @@ class Project:
         with self.connect() as connection:
             tables = connection.execute(
                 "SELECT format('%I.%I', schemaname, tablename) FROM pg_tables"
-                " WHERE schemaname IN ('public', 'acme', 'bolt') AND tablename IN ('django_faktory_job', 'notes_note')"
+                " WHERE schemaname IN ('public', 'acme', 'bolt')"
+                " AND tablename IN ('django_faktory_job', 'django_faktory_history', 'notes_note')"
             ).fetchall()
             connection.execute(f"TRUNCATE {', '.join(table for (table,) in tables)} CASCADE")
 

@@ -82,7 +82,7 @@ def test_a_worker_of_a_schema_runs_only_jobs_of_its_tenant(own_queues, runfaktor
     own_queues.python(ALTERNATE.format(times=20, around="nullcontext()"))
     wait_until(lambda: len(own_queues.words("acme")) == 10, 60)
     assert own_queues.words("bolt") == []
-    assert own_queues.count("bolt.django_faktory_history", "state = 'enqueued'") == 10
+    assert own_queues.count("bolt.django_faktory_job", "state = 'enqueued'") == 10
 
     runfaktory(own_queues, "--processes", "1", "127.0.0.1:0", TENANT_SCHEMA="bolt")
     wait_until(lambda: len(own_queues.words("bolt")) == 10, 60)
@@ -132,7 +132,7 @@ def test_a_protocol_client_uses_the_schema_of_its_server(own_queues, runfaktory)
         for number in range(5):
             assert worker.ask(push(jid=f"by-wire-{number}", queue="q", args=[number])) == b"+OK"
         assert own_queues.count("acme.django_faktory_job") == 5
-        assert own_queues.count("bolt.django_faktory_history") == 0
+        assert own_queues.count("bolt.django_faktory_job") == 0
         for number in range(5):
             job = json.loads(worker.ask("FETCH q"))
             assert job["args"] == [number]
@@ -158,7 +158,7 @@ def test_a_shared_queue_passes_the_schema_to_the_task(shared_queue, runfaktory):
     shared_queue.python(
         ALTERNATE.format(times=4, around="transaction.atomic()").replace("note.", "note_in_transaction.")
     )
-    assert shared_queue.count("public.django_faktory_history") == 24
+    assert shared_queue.count("public.django_faktory_job") == 24
     program = runfaktory(shared_queue, "--processes", "1", "127.0.0.1:0")
     wait_until(lambda: shared_queue.count("public.django_faktory_history", "state = 'succeeded'") == 24, 60)
     for place, schema in enumerate(TENANTS):
