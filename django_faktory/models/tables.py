@@ -52,11 +52,12 @@ class JobTable(BaseTable):
     def as_sql(self, compiler: SQLCompiler, connection: BaseDatabaseWrapper) -> tuple[str, tuple[Any, ...]]:
         """Return what stands in FROM."""
         query: Any = compiler.query
+        sql, own_params = super().as_sql(compiler, connection)
         if query.tables == LIVE:
-            return super().as_sql(compiler, connection)
+            return sql, own_params
         quote = connection.ops.quote_name
-        # As the compiler names columns: the name of the table quoted, an alias as it is.
-        alias = quote(self.table_name) if self.table_alias == self.table_name else str(self.table_alias)
+        # As the compiler names columns: Django quotes an alias from 6.1 on.
+        alias = sql.removeprefix(quote(self.table_name)).strip() or quote(self.table_name)
         if query.tables == HISTORY:
             return f"{quote(HISTORY_TABLE)} {alias}", ()
         select = f"SELECT {', '.join(f'{alias}.{quote(column)}' for column in _needed(compiler))} FROM"
