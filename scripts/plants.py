@@ -28,7 +28,7 @@ class Plant(NamedTuple):
 PLANTS = (
     Plant(
         "the end of a job does not check the holder, in PostgreSQL's statement",
-        f"{DIALECTS}/postgresql/functions/faktory_end_1.sql",
+        f"{DIALECTS}/postgresql/functions/end.sql",
         "    WHERE j.is_plain AND j.state = 'working' AND (r.wid = '' OR j.wid = '' OR j.wid = r.wid)\n"
         "      AND (r.attempt IS NULL OR r.attempt = j.attempt)),",
         "    WHERE j.is_plain AND j.state = 'working'),",
@@ -44,7 +44,7 @@ PLANTS = (
     ),
     Plant(
         "a COMMIT that is sent with an end is executed without the end",
-        f"{DIALECTS}/postgresql/functions/faktory_end_1.sql",
+        f"{DIALECTS}/postgresql/functions/end.sql",
         "    IF is_last AND ended + more < reported THEN",
         "    IF FALSE THEN",
         (
@@ -64,7 +64,7 @@ PLANTS = (
     ),
     Plant(
         "a lock handoff does not check the holder",
-        f"{DIALECTS}/postgresql/functions/faktory_hand_off_1.sql",
+        f"{DIALECTS}/postgresql/functions/end.sql",
         "    WHERE j.state = 'working' AND (holder = '' OR j.wid = '' OR j.wid = holder)\n"
         "      AND (held_attempt IS NULL OR j.attempt = held_attempt)\n",
         "    WHERE j.state = 'working'\n",
@@ -151,7 +151,7 @@ PLANTS = (
     ),
     Plant(
         "a claim takes jobs of a concurrent claim, on PostgreSQL",
-        f"{DIALECTS}/postgresql/functions/faktory_claim_1.sql",
+        f"{DIALECTS}/postgresql/functions/claim.sql",
         "id LIMIT slot.room FOR UPDATE SKIP LOCKED) AS others",
         "id LIMIT slot.room) AS others",
         ("tests/store/jobs/test_claims.py", "-k", "six_concurrent_workers_claim_each_of_200_jobs_exactly_once"),
@@ -167,7 +167,7 @@ PLANTS = (
     ),
     Plant(
         "a bound passes jobs that another session has locked",
-        f"{DIALECTS}/postgresql/functions/faktory_bounds_1.sql",
+        f"{DIALECTS}/postgresql/functions/claim.sql",
         "ORDER BY enqueued_at, id LIMIT 1)",
         "ORDER BY enqueued_at, id LIMIT 1 FOR UPDATE SKIP LOCKED)",
         ("tests/store/jobs/test_bounds.py", "-k", "rolled_back_are_claimed"),

@@ -26,7 +26,7 @@ NEEDED = (
     "static/",
     "locale/de/LC_MESSAGES/django.mo",
     "migrations/0001",
-    "store/dialects/postgresql/functions/faktory_push_1.sql",
+    "store/dialects/postgresql/functions/push.sql",
     "management/commands/runfaktory.py",
 )
 ONLY_IN_SDIST = {"PKG-INFO", "pyproject.toml", ".gitignore"}

@@ -3,8 +3,7 @@
 Pure: no Django, and the caller passes the time. The limiter of a queue blocks no job: claims skip the queue until
 `opens_at`. `store/limits/limiters.py` applies these rules to rows.
 
-SQL repeats a part of them; also change `faktory_acquire_1`, `faktory_free_permits_1`, `faktory_closed_queues_1` (the
-room of a queue) and `faktory_limited_names_1` (which jobs need permits) in `store/dialects/postgresql/functions/`, and
+SQL repeats a part of them; also change `store/dialects/postgresql/functions/locks_and_limits.sql`, and
 `read_paused_sources` in `store/dialects/portable.py`.
 Source: ADR 0016; docs/limits.md.
 """

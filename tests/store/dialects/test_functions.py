@@ -46,9 +46,9 @@ def change():
 
 
 def change_option():
-    [file] = Path(functions.__file__).parent.glob(f"{PUSH}.sql")
-    text = file.read_text(encoding="utf-8")
-    execute(functions.parse(PUSH, text.replace("LANGUAGE plpgsql\n", "LANGUAGE plpgsql SET jit = on\n", 1)).text)
+    text = Path(functions.__file__).with_name("push.sql").read_text(encoding="utf-8")
+    [changed] = functions.parse(text.replace("LANGUAGE plpgsql\n", "LANGUAGE plpgsql SET jit = on\n", 1))
+    execute(changed.text)
 
 
 def add_parameter():

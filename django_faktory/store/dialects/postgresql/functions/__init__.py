@@ -1,8 +1,9 @@
 """Stored functions of PostgreSQL, one for each verb of the store: read their files, install and check them (ADR 0043).
 
-Each `.sql` file of this folder creates one function. They are installed after `migrate` (`install`), in the schema of
-the tables, and find the tables by the caller's `search_path`. What is installed is compared by its text, so that no
-number has to be raised with a change, and a restored dump needs nothing.
+Each `.sql` file of this folder creates the functions of one subject, each before the functions that it calls. They are
+installed after `migrate` (`install`), in the schema of the tables, and find the tables by the caller's `search_path`.
+What is installed is compared by its text, so that no number has to be raised with a change, and a restored dump needs
+nothing.
 """
 
 from __future__ import annotations
@@ -24,6 +25,7 @@ from ...base import JOB
 
 _HEADER = re.compile(r"CREATE OR REPLACE FUNCTION (?P<name>\w+) \((?P<parameters>.*?)\)\s*RETURNS", re.DOTALL)
 _BODY = re.compile(r"AS \$\$(.*)\$\$;", re.DOTALL)
+_END = re.compile(r"(?<=\$\$;)\n+")
 _COMMENT = re.compile(r"--.*")
 _MUTEX = 5_218_806_127_240_961_311
 """Key of the advisory lock of `install`: two at once would fail with "tuple concurrently updated"."""
@@ -42,7 +44,7 @@ WHERE pronamespace = (SELECT relnamespace FROM pg_class WHERE oid = to_regclass(
 
 
 class StoredFunction(NamedTuple):
-    """A function as its file creates it."""
+    """A function of a file."""
 
     name: str
     types: tuple[str, ...]
@@ -70,24 +72,26 @@ def _md5(text: str) -> str:
 def read() -> dict[str, StoredFunction]:
     """Return the functions of this version by name."""
     paths = sorted(Path(__file__).parent.glob("*.sql"))
-    return {path.stem: parse(path.stem, path.read_text(encoding="utf-8")) for path in paths}
+    return {one.name: one for path in paths for one in parse(path.read_text(encoding="utf-8"))}
 
 
-def parse(name: str, text: str) -> StoredFunction:
-    """Return the function that this text creates. Raises ValueError if it creates another one."""
-    header = _HEADER.search(text)
-    if header is None or header["name"] != name:
-        raise ValueError(f"{name}.sql: expected CREATE OR REPLACE FUNCTION {name} (…) RETURNS")
-    parameters = _COMMENT.sub("", header["parameters"])
-    types = [" ".join(parameter.split()[1:]) for parameter in parameters.split(",") if parameter.strip()]
-    # PostgreSQL keeps the body as it is, and the rest in columns of its own: in the body, the sum of the whole text
-    # shows a change of an option or of the result too.
-    return StoredFunction(name, tuple(types), text.replace("AS $$", f"AS $$ -- {_md5(text)}", 1))
+def parse(text: str) -> Iterator[StoredFunction]:
+    """Yield the functions that the text of a file creates. Raises ValueError if it has other statements."""
+    for statement in _END.split(text.rstrip()):
+        header = _HEADER.search(statement)
+        if header is None:
+            raise ValueError(f"expected CREATE OR REPLACE FUNCTION name (…) RETURNS, found {statement[:80]!r}")
+        parameters = _COMMENT.sub("", header["parameters"])
+        types = [" ".join(parameter.split()[1:]) for parameter in parameters.split(",") if parameter.strip()]
+        # PostgreSQL keeps the body as it is, and the rest in columns of its own: in the body, the sum of the whole text
+        # shows a change of an option or of the result too.
+        marked = statement.replace("AS $$", f"AS $$ -- {_md5(statement)}", 1)
+        yield StoredFunction(header["name"], tuple(types), marked)
 
 
 def sql() -> str:
     """Return the statements that create the functions, for people who run SQL by hand."""
-    return "\n".join(function.text for function in read().values())
+    return "\n\n".join(function.text for function in read().values()) + "\n"
 
 
 def install(connection: BaseDatabaseWrapper) -> list[str]:

@@ -136,3 +136,178 @@ BEGIN
         ORDER BY j.queue, j.sort_priority, j.enqueued_at, j.id LIMIT 500 FOR UPDATE SKIP LOCKED) AS sibling));
   END IF;
 END $$;
+
+-- Return permits of ended runs to their limiters, and make jobs ready that wait for one (ADR 0016).
+--
+-- `permits` has the texts of the jobs' columns. Rows: 'ready' with queue and jid of a job that became ready, or with a
+-- queue that is open again; 'limiter' with the id of one that Python has to look at after the commit, because jobs wait
+-- for its rate, or one of them was locked.
+CREATE OR REPLACE FUNCTION faktory_free_permits_1 (
+  permits text[]
+)
+RETURNS TABLE (kind text, name text, jid text)
+LANGUAGE plpgsql
+SET enable_seqscan = off SET plan_cache_mode = force_generic_plan AS $$
+#variable_conflict use_column
+DECLARE
+  freed record;
+  limiter record;
+  room int;
+  place text;
+  ids bigint[];
+  looked_at int;
+  is_awaited_still boolean;
+  has_skipped boolean;
+BEGIN
+  -- By id, as all transactions lock limiters (ADR 0024).
+  FOR freed IN
+    SELECT p.id::bigint AS id, COUNT(*) AS jobs FROM unnest(permits) AS texts (text)
+    CROSS JOIN LATERAL unnest(string_to_array(btrim(texts.text, ','), ',')) AS p (id)
+    GROUP BY 1 ORDER BY 1
+  LOOP
+    -- Never negative, even if rows were changed by hand: a sweep corrects the count.
+    UPDATE django_faktory_limiter AS g SET in_use = GREATEST(g.in_use - freed.jobs, 0) WHERE g.id = freed.id
+    RETURNING g.scope, g.name, g.concurrency, g.rate, g.is_paused, g.in_use, g.is_awaited INTO limiter;
+    CONTINUE WHEN NOT FOUND;
+    room := limiter.concurrency - limiter.in_use;
+    IF limiter.scope = 'queue' THEN
+      -- The jobs of a full queue are not blocked, claims skip them: waiting FETCHes need a notification.
+      IF room > 0 AND room <= freed.jobs THEN
+        kind := 'ready'; name := limiter.name;
+        RETURN NEXT;
+      END IF;
+    ELSIF limiter.is_awaited AND (limiter.rate IS NOT NULL OR limiter.is_paused) THEN
+      kind := 'limiter'; name := freed.id::text;
+      RETURN NEXT;
+    ELSIF limiter.is_awaited AND room > 0 THEN
+      is_awaited_still := FALSE;
+      has_skipped := FALSE;
+      place := '';
+      -- The room is that of each queue: a queue without workers must not keep the jobs of other queues blocked.
+      LOOP
+        SELECT j.queue INTO place FROM django_faktory_job AS j WHERE j.limiter = freed.id AND j.queue > place
+        ORDER BY j.queue LIMIT 1;
+        EXIT WHEN NOT FOUND;
+        -- Jobs that became ready before and are not claimed yet take some of the room. Locked rows are skipped.
+        SELECT array_agg(j.id) FILTER (WHERE j.state = 'blocked'), COUNT(*) INTO ids, looked_at FROM (
+          SELECT j.id, j.state FROM django_faktory_job AS j WHERE j.limiter = freed.id AND j.queue = place
+          ORDER BY j.sort_priority, j.enqueued_at, j.id LIMIT LEAST(room, 500) FOR UPDATE SKIP LOCKED) AS j;
+        IF ids IS NOT NULL THEN
+          RETURN QUERY
+          UPDATE django_faktory_job AS j SET state = 'enqueued', is_returned = TRUE WHERE j.id = ANY (ids)
+          RETURNING 'ready', j.queue::text, j.jid::text;
+        END IF;
+        PERFORM FROM django_faktory_job AS j
+        WHERE j.limiter = freed.id AND j.queue = place AND j.state = (SELECT 'blocked') LIMIT 1;
+        IF FOUND THEN
+          is_awaited_still := TRUE;
+          has_skipped := has_skipped OR looked_at < LEAST(room, 500);
+        END IF;
+      END LOOP;
+      UPDATE django_faktory_limiter SET is_awaited = FALSE WHERE id = freed.id AND NOT is_awaited_still;
+      IF has_skipped THEN
+        kind := 'limiter'; name := freed.id::text;
+        RETURN NEXT;
+      END IF;
+    END IF;
+  END LOOP;
+END $$;
+
+-- Delete the rows of locks, and make the next jobs of their keys ready (ADR 0015). Rows as of `faktory_ready_next_1`.
+CREATE OR REPLACE FUNCTION faktory_free_locks_1 (
+  tokens bigint[]
+)
+RETURNS TABLE (kind text, name text, jid text)
+LANGUAGE plpgsql
+SET enable_seqscan = off SET plan_cache_mode = force_generic_plan AS $$
+#variable_conflict use_column
+DECLARE
+  lock record;
+  keys text[];
+BEGIN
+  -- One by one, by key: a DELETE of several rows would lock them in the order in which it finds them (ADR 0024).
+  FOR lock IN
+    SELECT l.id, l.lock_key FROM unnest(tokens) AS t (id)
+    CROSS JOIN LATERAL (SELECT id, lock_key FROM django_faktory_joblock WHERE id = t.id OFFSET 0) AS l ORDER BY l.lock_key
+  LOOP
+    DELETE FROM django_faktory_joblock WHERE id = lock.id;
+    IF FOUND THEN
+      keys := keys || lock.lock_key::text;
+    END IF;
+  END LOOP;
+  -- A statement of its own: its snapshot shows each job that was blocked by these locks until they were deleted.
+  IF keys IS NOT NULL THEN
+    RETURN QUERY SELECT * FROM faktory_ready_next_1(keys);
+  END IF;
+END $$;
+
+-- Make the first blocked job of each key, queue and priority ready, unless one is ready already (ADR 0015).
+--
+-- A job that waits for a permit keeps its place: the jobs of its key wait behind it (ADR 0016). Lock rows may be locked
+-- while this runs, so a locked job is skipped (ADR 0024). Rows: 'ready' with queue and jid of a job, 'key'
+-- with a skipped key.
+CREATE OR REPLACE FUNCTION faktory_ready_next_1 (
+  keys text[]
+)
+RETURNS TABLE (kind text, name text, jid text)
+LANGUAGE plpgsql
+SET enable_seqscan = off SET plan_cache_mode = force_generic_plan AS $$
+#variable_conflict use_column
+DECLARE
+  wanted_key text;
+  first_id bigint;
+  place text;
+  rank int;
+  is_behind boolean;
+BEGIN
+  FOREACH wanted_key IN ARRAY keys LOOP
+    -- The lowest priority of a job is -100. Each step is one look into the index by key. The states are compared with
+    -- sub-selects: with literals, the planner chooses the index of that state, which has the jobs of all keys.
+    place := '';
+    rank := -101;
+    LOOP
+      SELECT j.id, j.queue, j.sort_priority, j.limiter IS NOT NULL OR (
+          SELECT ready.id FROM django_faktory_job AS ready
+          WHERE ready.lock_key = wanted_key AND ready.state = (SELECT 'enqueued')
+            AND ready.queue = j.queue AND ready.sort_priority = j.sort_priority LIMIT 1) IS NOT NULL
+      INTO first_id, place, rank, is_behind FROM django_faktory_job AS j
+      WHERE j.lock_key = wanted_key AND j.state = (SELECT 'blocked')
+        AND (j.queue, j.sort_priority) > (place, rank)
+      ORDER BY j.queue, j.sort_priority, j.enqueued_at, j.id LIMIT 1;
+      EXIT WHEN NOT FOUND;
+      CONTINUE WHEN is_behind;
+      RETURN QUERY
+      UPDATE django_faktory_job AS j SET state = 'enqueued', is_returned = TRUE WHERE j.id = (
+        SELECT j.id FROM django_faktory_job AS j
+        WHERE j.id = first_id AND j.state = 'blocked' AND j.limiter IS NULL FOR UPDATE SKIP LOCKED)
+      RETURNING 'ready', j.queue::text, j.jid::text;
+      IF NOT FOUND THEN
+        kind := 'key'; name := wanted_key;
+        RETURN NEXT;
+      END IF;
+    END LOOP;
+  END LOOP;
+END $$;
+
+-- Queues from which no job may be claimed now: paused ones, and those whose limiter has no room.
+--
+-- One statement of LANGUAGE sql and STABLE: the planner puts it in the place of the call.
+CREATE OR REPLACE FUNCTION faktory_closed_queues_1 (
+  clock timestamptz
+)
+RETURNS SETOF text
+LANGUAGE sql STABLE AS $$
+  SELECT name::text FROM django_faktory_queue WHERE paused_at IS NOT NULL
+  UNION ALL
+  SELECT name::text FROM django_faktory_limiter
+  WHERE scope = 'queue' AND (is_paused OR in_use >= concurrency OR opens_at > clock)
+$$;
+
+-- Names of the tasks or queues (`kind`: 'task' or 'queue') whose jobs need a permit. Inlined as `faktory_closed_queues_1`.
+CREATE OR REPLACE FUNCTION faktory_limited_names_1 (
+  kind text
+)
+RETURNS SETOF text
+LANGUAGE sql STABLE AS $$
+  SELECT name::text FROM django_faktory_limit WHERE scope = kind
+$$;
