@@ -152,8 +152,8 @@ PLANTS = (
     Plant(
         "a claim takes jobs of a concurrent claim, on PostgreSQL",
         f"{DIALECTS}/postgresql/functions/claim.sql",
-        "id LIMIT slot.room FOR UPDATE SKIP LOCKED) AS others",
-        "id LIMIT slot.room) AS others",
+        "\n          ORDER BY sort_priority, enqueued_at, id LIMIT slot.room FOR UPDATE SKIP LOCKED) AS others",
+        "\n          ORDER BY sort_priority, enqueued_at, id LIMIT slot.room) AS others",
         ("tests/store/jobs/test_claims.py", "-k", "six_concurrent_workers_claim_each_of_200_jobs_exactly_once"),
         "postgresql",
     ),
