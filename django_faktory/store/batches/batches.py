@@ -24,7 +24,7 @@ from ..dialects import clock_of
 from ..notifier.base import ANY_QUEUE
 from ..store import Store
 from ..transactions import read, run
-from . import counters
+from . import progress
 from .membership import get_batch, lock_for_addition, open_again, refuse_overdue
 
 CHUNK = 200
@@ -107,7 +107,7 @@ def _withdraw(connection: BaseDatabaseWrapper, *, bid: str) -> bool:
     parent = Batch.objects.using(using).filter(bid=batch.parent_bid)
     decremented = {name: F(name) - 1 for name in ("children", "open_children", "unsucceeded_children")}
     if batch.parent_bid and parent.update(**decremented):
-        counters.advance_batches(connection, [batch.parent_bid], clock_of(connection))
+        progress.advance_batches(connection, [batch.parent_bid], clock_of(connection))
     return True
 
 
@@ -152,7 +152,7 @@ def commit(store: Store, bid: str) -> None:
             committed_at=batch.committed_at or clock, expires_at=None, reopened_until=None
         )
         # All members may have ended before the commit: then the callbacks fire now.
-        counters.advance_batches(connection, [bid], clock)
+        progress.advance_batches(connection, [bid], clock)
 
     run(store.alias, verb)
     store.announce({ANY_QUEUE})
@@ -187,7 +187,7 @@ def expire(store: Store, *, limit: int = CHUNK) -> int:
 
     def verb(connection: BaseDatabaseWrapper, field: str) -> int:
         rows = _find_overdue(store, field)
-        # Deepest first, then by bid: the order in which `counters` locks batches (ADR 0024).
+        # Deepest first, then by bid: the order in which `progress` locks batches (ADR 0024).
         overdue = list(rows.order_by("-depth", "bid").select_for_update(skip_locked=True)[:limit])
         clock = store.now()
         changes: dict[str, Any] = {field: None}
@@ -195,7 +195,7 @@ def expire(store: Store, *, limit: int = CHUNK) -> int:
             # `advance_batches` marks the ancestors as broken too: their success callbacks must not wait for it.
             changes |= {"expired_at": clock, "is_broken": True}
         Batch.objects.using(store.alias).filter(pk__in=[batch.pk for batch in overdue]).update(**changes)
-        counters.advance_batches(connection, [batch.bid for batch in overdue], clock)
+        progress.advance_batches(connection, [batch.bid for batch in overdue], clock)
         return len(overdue)
 
     count = 0
@@ -241,6 +241,6 @@ def sweep(store: Store) -> int:
 
     def verb(connection: BaseDatabaseWrapper) -> int:
         bids = list(due.order_by("-depth", "bid").values_list("bid", flat=True)[:CHUNK])
-        return counters.advance_batches(connection, bids, store.now()) if bids else 0
+        return progress.advance_batches(connection, bids, store.now()) if bids else 0
 
     return run(store.alias, verb) if run(store.alias, lambda _: due.exists(), atomic=False) else 0

@@ -37,7 +37,7 @@ from ...core.payloads import (
 )
 from ...errors import FaktoryError, JobNotFound, UnknownJobType
 from ...models import Job, JobQuerySet
-from ..batches import counters
+from ..batches import progress
 from ..dialects import clock_of
 from ..dialects.base import holds, seconds_since
 from ..dialects.values import Ended, EndedRun, FailureColumns, RunningJob, Tally
@@ -85,7 +85,7 @@ class Ending:
         self._ended: list[Job] = []
         self._holders: list[Job | RunningJob] = []
         self._returned_holders: list[int] = []
-        self._changes: list[counters.Change] = []
+        self._changes: list[progress.Change] = []
         self._tally = Tally()
 
     @cached_property
@@ -240,7 +240,7 @@ class Ending:
                     self._returned_holders.append(job.id)
             # A member that waits again changes no batch.
             if to not in _WAITING and (job.bid or job.callback_of):
-                self._changes.append(counters.Change(job, to, succeeded=succeeded))
+                self._changes.append(progress.Change(job, to, succeeded=succeeded))
 
     def write(self, *, commits: bool = False) -> None:
         """Write changed rows, then batches, locks, limiters and counters.
@@ -257,7 +257,7 @@ class Ending:
             self._dialect.save(self._connection, columns, self.clock, Tally())
             columns = []
         if self._changes:
-            counters.record_changes(self._connection, self._changes, self.clock)
+            progress.record_changes(self._connection, self._changes, self.clock)
         if self._holders:
             locks.release(self._connection, self._holders)
             limiters.release(self._connection, [job.permits for job in self._holders])

@@ -19,7 +19,7 @@ from django.db.models.functions import Greatest, Now
 from ...core.lifecycle import ENDED, GONE, UNFINISHED, Event, State, sources
 from ...core.payloads import is_storable
 from ...models import Job, JobLock, JobQuerySet
-from ..batches import counters
+from ..batches import progress
 from ..chunks import chunks
 from ..deletion import delete_locked
 from ..dialects import clock_of, dialect_of
@@ -144,9 +144,9 @@ def leave(legal: JobQuerySet, to: State | None, write: Change) -> int:
     # Read before the change: other jobs of its key, or of a limiter, may have waited for a ready job that leaves.
     connection = connections[legal.db]
     keys, limiter_ids = locks.keys_of(legal), limiters.find_limiters_of(legal)
-    batchless, members, member_rows = counters.split_members(legal)
+    batchless, members, member_rows = progress.split_members(legal)
     count = write(batchless) + write(members)
-    counters.record_all(legal.db, member_rows, to)
+    progress.record_all(legal.db, member_rows, to)
     locks.promote_waiters_later(connection, keys)
     limiters.promote_waiters_later(connection, limiter_ids)
     return count
@@ -167,9 +167,9 @@ def purged(jobs: JobQuerySet) -> int:
     """Delete finished jobs before their `purge_at`, and return the number of deleted rows."""
     dead = lock_rows(jobs.in_state(State.DEAD))
     # The ended ones were counted when they ended; a batch still waits for a dead one.
-    members = counters.members_of(dead)
+    members = progress.members_of(dead)
     deleted = delete_locked(dead)
-    counters.record_all(jobs.db, members, GONE)
+    progress.record_all(jobs.db, members, GONE)
     return deleted + jobs.in_state(*ENDED).delete()[0]
 
 

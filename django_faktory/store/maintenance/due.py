@@ -15,7 +15,7 @@ from django.db.models.functions import Now
 from ...core.json.fields import later
 from ...core.lifecycle import DELAYED, ENDED, FINISHED, GONE, Event, State, sources
 from ...models import History, Job, JobQuerySet
-from ..batches import counters
+from ..batches import progress
 from ..deletion import delete_locked
 from ..limits import limiters
 from ..locks import locks
@@ -73,7 +73,7 @@ def expire(store: Store, *, limit: int = CHUNK) -> int:
 
     def verb(connection: BaseDatabaseWrapper) -> int:
         # Not `transitions.leave`, which would read these rows by id three times more.
-        rows = list(expired.only(*counters.FIELDS, *_EXPIRY_FIELDS).select_for_update(skip_locked=True)[:limit])
+        rows = list(expired.only(*progress.FIELDS, *_EXPIRY_FIELDS).select_for_update(skip_locked=True)[:limit])
         if not rows:
             return 0
         clock = store.now()
@@ -89,7 +89,7 @@ def expire(store: Store, *, limit: int = CHUNK) -> int:
             with connection.cursor() as cursor:
                 store.dialect.keep(cursor, kept, State.EXPIRED, clock, purge_at=later(clock, ttl))
         members = sorted((job for job in rows if job.bid or job.callback_of), key=lambda job: job.pk)
-        counters.record_changes(connection, [counters.Change(job, State.EXPIRED) for job in members], clock)
+        progress.record_changes(connection, [progress.Change(job, State.EXPIRED) for job in members], clock)
         return len(rows)
 
     return run(store.alias, verb)
@@ -150,13 +150,13 @@ def _purge_dead(store: Store, limit: int) -> int:
         return 0
 
     def verb(_: BaseDatabaseWrapper) -> int:
-        rows = list(due.only(*counters.FIELDS).select_for_update(skip_locked=True)[:limit])
+        rows = list(due.only(*progress.FIELDS).select_for_update(skip_locked=True)[:limit])
         ids = [job.pk for job in rows]
         # The state is compared again where no row is locked: a dead job may have been requeued since.
         deleted = delete_locked(store.jobs.filter(pk__in=ids).in_state(State.DEAD), ids)
         # A batch waits for a dead member until it is deleted.
         members = sorted((job for job in rows if job.bid or job.callback_of), key=lambda job: job.pk)
-        counters.record_all(store.alias, members, GONE)
+        progress.record_all(store.alias, members, GONE)
         return deleted
 
     return run(store.alias, verb)
