@@ -48,7 +48,7 @@ MAX_BUILDERS = 256
 
 
 class FaktoryBackend(BaseTaskBackend):
-    """Configure with `TASKS = {"default": {"BACKEND": "django_faktory.backend.FaktoryBackend", "QUEUES": []}}`."""
+    """The backend for `TASKS`. `QUEUES` lists the queues it accepts, all if it is empty; `OPTIONS` must be empty."""
 
     # A function instead of the class: it maps `name=` to `jobtype`, while Task.name stays as Django defines it.
     task_class = staticmethod(new_task)  # type: ignore[assignment]

@@ -76,9 +76,10 @@ class InvalidCron(TranslatableError):
 
 
 class NotUnique(TranslatableError):
-    """A stored job has the same unique key: the same task, arguments and queue, within its `unique_for` (W27).
+    """Another job has the unique key: the same task, arguments and queue, within its `unique_for`.
 
-    `enqueue_many` sets `results`: the TaskResult of each call, None for the rejected ones.
+    `enqueue_many` sets `results`: the TaskResult of each call, None for the rejected ones. `jid` is that of the job
+    that was rejected.
     """
 
     code = "NOTUNIQUE"
@@ -196,7 +197,7 @@ class ConnectionLost(WorkerTrouble):
 
 
 class TaskTimeout(FaktoryError):
-    """A task ran longer than its `timeout`: it was stopped, and the job failed."""
+    """The failure of a job that ran longer than its `timeout` and was stopped; for `retry_on` and `discard_on`."""
 
 
 class ResultTimeout(FaktoryError, TimeoutError):
@@ -208,7 +209,7 @@ class WorkerShutdown(FaktoryError):
 
 
 class MissingObject(FaktoryError):
-    """A model instance passed as an argument does not exist any more."""
+    """The failure of a job with an argument that refers to a deleted row; for `retry_on` and `discard_on`."""
 
 
 class CannotEncrypt(FaktoryError):
@@ -228,9 +229,9 @@ class TaskControl(FaktoryError):
 
 
 class Retry(TaskControl):
-    """Run this job again `in_s` seconds from now; it counts as a failed attempt.
+    """Run this job again `in_s` seconds from now, 0 or more; it counts as a failed attempt, with this `reason`.
 
-    `in_s=None` keeps the usual backoff. If no attempts are left, the job moves to the dead set.
+    Without `in_s`, after the usual backoff. If no attempts are left, the job is dead.
     """
 
     def __init__(self, reason: str = "the task asked for a retry", *, in_s: float | None = None) -> None:
@@ -241,11 +242,11 @@ class Retry(TaskControl):
 
 
 class Discard(TaskControl):
-    """Drop this job without a retry: it failed and needs no attention."""
+    """Drop this job without a retry: it has failed and needs no attention. The text is kept as the reason."""
 
 
 class Kill(TaskControl):
-    """Move this job to the dead set at once, even if attempts are left."""
+    """Make this job dead at once, even if attempts are left. The text is kept as the reason."""
 
 
 class InvalidArgument(Kill):

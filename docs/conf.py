@@ -1,14 +1,19 @@
 """Configure Sphinx for `make site`. The pages remain Markdown with links between files.
 
-The navigation is generated from the lists of pages in each `index.md`, which readers on a code host use too.
+Sphinx writes signatures and docstrings into `reference/python.md`. The navigation is generated from the lists of pages
+in each `index.md`, which readers on a code host use too.
 The tag `design` builds the decisions in `adr/` as a site of their own, below `design/`: the documentation's search and
 sidebar have none of them.
 """
 
 import re
+import sys
 import tomllib
 from pathlib import Path
 
+import django
+from django.conf import settings
+from django.db.models.query_utils import DeferredAttribute
 from pygments.lexers.special import TextLexer
 
 HERE = Path(__file__).resolve().parent
@@ -21,7 +26,26 @@ author = "the django_faktory developers"
 project_copyright = author
 release = re.search(r'^__version__ = "(.+)"$', (ROOT / "django_faktory" / "__init__.py").read_text(), re.MULTILINE)[1]
 
-extensions = ["myst_parser"]
+sys.path.insert(0, str(ROOT))
+if not settings.configured:  # the reference is read from the modules, of which those with models need Django
+    settings.configure(
+        INSTALLED_APPS=[
+            *(f"django.contrib.{app}" for app in ("admin", "auth", "contenttypes", "messages")),
+            "django_faktory",
+        ],
+        DATABASES={"default": {"ENGINE": "django.db.backends.sqlite3", "NAME": ":memory:"}},
+        TASKS={"default": {"BACKEND": "django_faktory.backend.FaktoryBackend"}},
+    )
+    django.setup()
+
+extensions = ["myst_parser", "sphinx.ext.autodoc"]
+add_module_names = False
+autodoc_member_order = "bysource"
+autodoc_class_signature = "mixed"
+autodoc_typehints_format = "short"
+default_role = "py:obj"  # names in docstrings: a link if the reference has the name
+maximum_signature_line_length = 80
+python_use_unqualified_type_names = True
 exclude_patterns = ["_build", "adr"]
 myst_heading_anchors = 4  # for links such as page.md#a-heading, as code hosts generate them
 myst_enable_extensions = ["tasklist"]  # boxes of the production checklist
@@ -35,6 +59,7 @@ NOT_SEARCHED = ("screens", "reference/licences")
 
 _LINK = re.compile(r"\[([^\]]+)\]\(([^)#\s:]+)\.md(#[^)\s]*)?\)")
 _OUTSIDE = re.compile(r"\[([^\]]+)\]\(((?:\.\./)+[^)#\s]+)(?:#[^)\s]*)?\)")
+_PAGE = re.compile(r"`?docs/([\w/-]+)\.md`?")
 _LISTED = re.compile(r"^- \[[^\]]+\]\(([^)#\s]+)\.md\)", re.MULTILINE)
 
 
@@ -98,7 +123,15 @@ def read(_app, docname, source):
         source[0] = f"---\nnosearch: true\n---\n{source[0]}"
 
 
+def describe(_app, _kind, _name, obj, _options, lines):
+    """Give a column of a model its help text, and turn the names of pages in docstrings into links."""
+    if isinstance(obj, DeferredAttribute):
+        lines[:] = [str(obj.field.help_text)]
+    lines[:] = [_PAGE.sub(r":doc:`/\1`", line) for line in lines]
+
+
 def setup(app):
-    """Register the lexer and the handler; Sphinx calls this function."""
+    """Register the lexer and the handlers; Sphinx calls this function."""
     app.add_lexer("mermaid", TextLexer)  # code hosts draw the diagram; here it is shown as text
     app.connect("source-read", read)
+    app.connect("autodoc-process-docstring", describe)

@@ -82,22 +82,25 @@ class RunOutcome(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class Cron:
-    """A cron entry of a task: `@task(cron=Cron("30 2 * * *", zone="Europe/Berlin"))`. Raises InvalidCron."""
+    """An entry of `@task(cron=…)`. Raises InvalidCron, which names the field."""
 
     schedule: str
     """Five fields, or six with seconds first, or @hourly, @daily, @weekly, @monthly, @yearly."""
     zone: str = field(default="", kw_only=True)
     """Name of a time zone such as "Europe/Berlin"; the project's TIME_ZONE unless given."""
     args: Sequence[Any] = field(default=(), kw_only=True)
+    """Positional arguments of its jobs."""
     kwargs: Mapping[str, Any] = field(default_factory=dict, kw_only=True)
+    """Keyword arguments of its jobs."""
     name: str = field(default="", kw_only=True)
     """Name of the entry; the name of the task unless given."""
     queue: str = field(default="", kw_only=True)
+    """Queue of its jobs; that of the task unless given."""
     # As in anacron: a deployment must not lose a nightly job, and many missed ticks must create one job (ADR 0014).
     missed: str = field(default="once", kw_only=True)
     """Ticks that no node took within a minute: "skip" them, run "once" for the latest, or run for "all"."""
     window: int = field(default=86_400, kw_only=True)
-    """How many seconds into the past "once" and "all" extend."""
+    """How many seconds into the past "once" and "all" extend, at most 366 days."""
     overlap: str = field(default="allow", kw_only=True)
     """While an earlier job of the entry waits or runs: "allow" another, or "skip" it."""
 

@@ -20,6 +20,8 @@ from .json import jsontext
 from .json.fields import parse_instant
 from .payloads import JobPayload
 
+__all__ = ["LockedJob", "locket", "unique_queues"]
+
 # Names and defaults are those of resque-locket (docs/locks.md).
 DEFAULTS: dict[str, Any] = {
     "ENABLED": False,
@@ -59,7 +61,12 @@ def locket(
     job_lock_duration: int = 35,
     job_lock_key: Callable[[LockedJob], str | None] | str | None = None,
 ) -> dict[str, Any]:
-    """Return the settings: `FAKTORY = {"LOCKET": locket(["unique", "queues"])}`; without queues it applies to all."""
+    """Return the value of `FAKTORY["LOCKET"]`: jobs of these `queues`, by default of all, get lock keys.
+
+    `heartbeat_frequency` is the pause in seconds between two renewals of a lock, `job_lock_duration` the whole seconds
+    after which it expires without one. `job_lock_key` is a function of a `LockedJob` that returns its key, None for no
+    lock; or the function's path. System checks report invalid values.
+    """
     return {
         "ENABLED": True,
         "QUEUES": queues,
@@ -104,7 +111,7 @@ class LockedJob:
 
     @property
     def created_at(self) -> datetime:
-        """When the job was created. (As part of a key it makes every key unique.)"""
+        """When the job was created; as part of a key it makes every key unique."""
         text = self.payload.get("created_at")
         return parse_instant("created_at", text) if text else datetime.now(UTC)
 

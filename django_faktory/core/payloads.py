@@ -226,13 +226,17 @@ class TrackUpdate(msgspec.Struct, frozen=True, kw_only=True, gc=False):
 
 
 class Tracked(msgspec.Struct, frozen=True, kw_only=True, gc=False):
-    """Progress of a job in the terms of TRACK GET: enqueued, working, success, failed, dead or unknown."""
+    """Progress of a job in the terms of TRACK GET."""
 
     jid: str
     percent: int | None = None
+    """0 to 100; None: not reported."""
     desc: str | None = None
+    """The latest note; None: not reported."""
     state: str = "unknown"
+    """enqueued, working, success, failed, dead or unknown."""
     updated_at: datetime | None = None
+    """Time of the latest report."""
 
 
 class NewBatch(msgspec.Struct, frozen=True, kw_only=True, gc=False):
@@ -247,18 +251,25 @@ class NewBatch(msgspec.Struct, frozen=True, kw_only=True, gc=False):
 
 
 class BatchStatus(msgspec.Struct, frozen=True, kw_only=True, gc=False):
-    """Progress of a batch. `complete_st` and `success_st`: "" not yet, "1" enqueued, "2" succeeded."""
+    """Progress of a batch."""
 
     bid: str
     parent_bid: str = ""
+    """The batch that it was created in; "": none."""
     description: str = ""
     created_at: datetime | None = None
     total: int = 0
+    """Number of jobs, those that were added later included."""
     pending: int = 0
+    """Number of jobs that may still run: they neither succeeded nor were dropped."""
     failed: int = 0
+    """Number of jobs of which the latest run failed."""
     complete_st: str = ""
+    """The callback `complete`: "" not yet, "1" enqueued, "2" succeeded."""
     success_st: str = ""
+    """The callback `success`, alike."""
     is_broken: bool = False
+    """True if `success` is never enqueued, because a job was dropped."""
 
 
 class Lease(StrEnum):

@@ -75,10 +75,12 @@ def _literal(column: str, states: Iterable[State]) -> str:
 
 
 class JobQuerySet(models.QuerySet["Job"]):
-    """Jobs with filters by state, queue, task, error, age, object and text, and bulk operations.
+    """Jobs, with filters by state, queue, task, error, age, object and text, and operations on all that match.
 
-    Reads live jobs and those that have ended for good; a filter that names states reads only their table (`tables`).
+    An operation changes the jobs that are in a state it accepts, in short transactions, and returns their number.
     """
+
+    # Live jobs and those that have ended for good; a filter that names states reads only their table (`tables`).
 
     query: JobQuery
 
@@ -422,7 +424,9 @@ class LiveJobs(_Jobs):  # type: ignore[type-arg]
 
 
 class Job(JobColumns):
-    """A job. Only `store` changes it, by guarded updates, and moves it to `History` when it has ended for good."""
+    """A job, from its push until its row is deleted."""
+
+    # Only `store` changes it, by guarded updates, and moves it to `History` when it has ended for good.
 
     # `store` changes jobs by raw SQL and updates, so save() is not called and post_save not sent (ADR 0043).
     objects = JobsManager.from_queryset(JobQuerySet)()  # type: ignore[misc]

@@ -17,29 +17,33 @@ from .indexes import without_ignored_parts
 class JobColumns(JobsModel):
     """One unit of work, from PUSH to its end."""
 
-    jid = ExactCharField(max_length=255)
-    jobtype = ExactCharField(max_length=255)
-    queue = ExactCharField(max_length=255)
-    state = ExactCharField(max_length=10, choices=[(str(state), str(state)) for state in State])
+    jid = ExactCharField(max_length=255, help_text="Id of the job; `id` is the number of its row.")
+    jobtype = ExactCharField(max_length=255, help_text="Name of its task.")
+    queue = ExactCharField(max_length=255, help_text="Name of its queue.")
+    state = ExactCharField(
+        max_length=10,
+        choices=[(str(state), str(state)) for state in State],
+        help_text="One of: " + ", ".join(State) + ".",
+    )
     sort_priority = models.SmallIntegerField(
         default=0, help_text="Minus the priority: ascending, so that one index serves FETCH on every database."
     )
     payload = models.TextField(help_text="The job's JSON as its client sent it.")
-    retry = models.IntegerField(default=25)
+    retry = models.IntegerField(default=25, help_text="How many failures are followed by another attempt.")
     reserve_for = models.IntegerField(default=1800)
     backtrace = models.SmallIntegerField(default=0)
     result_ttl = models.IntegerField(null=True)
 
-    created_at = models.DateTimeField(db_default=Now())
+    created_at = models.DateTimeField(db_default=Now(), help_text="Time at which it was pushed.")
     run_at = models.DateTimeField(null=True, help_text="Time at which a scheduled or retrying job becomes due.")
-    enqueued_at = models.DateTimeField(null=True)
+    enqueued_at = models.DateTimeField(null=True, help_text="Time at which it last became ready.")
     is_returned = models.BooleanField(
         default=False, db_default=False, help_text="Whether it became ready later than its `enqueued_at` (ADR 0046)."
     )
-    started_at = models.DateTimeField(null=True)
+    started_at = models.DateTimeField(null=True, help_text="Begin of its latest run.")
     reserved_until = models.DateTimeField(null=True)
-    finished_at = models.DateTimeField(null=True)
-    purge_at = models.DateTimeField(null=True)
+    finished_at = models.DateTimeField(null=True, help_text="Time at which it ended.")
+    purge_at = models.DateTimeField(null=True, help_text="Time at which its row is deleted.")
     failed_at = models.DateTimeField(
         null=True, help_text="Time of its latest failure, or of its kill; set while it is dead or waits for a retry."
     )
@@ -51,12 +55,14 @@ class JobColumns(JobsModel):
     attempt = models.BigIntegerField(
         default=0, db_default=0, help_text="Grows with each claim; a report with another number is too late (ADR 0048)."
     )
-    failures = models.IntegerField(default=0, db_default=0)
+    failures = models.IntegerField(default=0, db_default=0, help_text="Number of failed attempts.")
     losses = models.SmallIntegerField(default=0, db_default=0, help_text="Number of times its worker was lost.")
     interruptions = models.IntegerField(
         default=0, db_default=0, help_text="Number of times a stopping worker released it unfinished."
     )
-    errtype = ExactCharField(max_length=100, default="", db_default="")
+    errtype = ExactCharField(
+        max_length=100, default="", db_default="", help_text="Path of the exception class of its latest failure."
+    )
     failure = models.TextField(default="", db_default="", help_text="JSON of the latest failure, as FETCH returns it.")
     history = models.TextField(default="", db_default="", help_text="JSON array of all failed attempts.")
     result = models.TextField(null=True, help_text="JSON of the value that the task returned.")
@@ -119,10 +125,8 @@ class JobColumns(JobsModel):
 
     @property
     def attempts(self) -> int:
-        """Runs that failed, lost their worker, succeeded or are in progress. Interrupted runs do not count.
-
-        The column `attempt` is a fence: it grows with each claim, and begins at a number of its own in each row.
-        """
+        """Runs that failed, lost their worker, succeeded or are in progress. Interrupted runs do not count."""
+        # The column `attempt` is a fence: it grows with each claim, and begins at a number of its own in each row.
         return self.failures + self.losses + (self.state in (State.WORKING, State.SUCCEEDED))
 
     @property

@@ -13,7 +13,7 @@ class Pausable(JobsModel):
 
     paused_at = models.DateTimeField(null=True, blank=True, help_text="While it is set, no job starts.")
     paused_by = models.CharField(max_length=255, default="", db_default="", help_text="The user or program.")
-    pause_reason = models.CharField(max_length=500, default="", db_default="")
+    pause_reason = models.CharField(max_length=500, default="", db_default="", help_text="Why it is paused.")
 
     class Meta:
         abstract = True

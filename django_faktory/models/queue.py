@@ -24,7 +24,7 @@ class QueueQuerySet(models.QuerySet["Queue"]):
     def pause(self, *, by: str = "", reason: str = "") -> int:
         """Stop delivering jobs of these queues; return how many were not paused before.
 
-        Pages show the reason and `by`, by default the host and process.
+        Pages show the `reason` and `by`, by default the host and process.
         """
         return operations().pause(self, by, reason)
 
@@ -38,9 +38,10 @@ class QueueQuerySet(models.QuerySet["Queue"]):
 
 
 class Queue(Pausable):
-    """A queue that was used, and whether it is paused. Jobs refer to it by name only, without a foreign key."""
+    """A queue that was used, and whether it is paused."""
 
-    name = ExactCharField(max_length=255, primary_key=True)
+    # Jobs refer to it by name only, without a foreign key.
+    name = ExactCharField(max_length=255, primary_key=True, help_text="Name of the queue.")
     # Written once per hour at most: a push must not write the queue's row each time (ADR 0031).
     used_at = models.DateTimeField(
         db_default=Now(),

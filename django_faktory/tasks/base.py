@@ -93,16 +93,13 @@ class TaskOptions(TypedDict, total=False):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class JobContext(GenericContext[..., Any]):  # type: ignore[misc]  # frozen in Django, not in its stubs
-    """First argument of a task with `takes_context=True`: `attempt` (from 1), `task_result`, and control of the job."""
+    """First argument of a task with `takes_context=True`: the job that runs, and control of it."""
 
     control: Control = field(default_factory=Control, repr=False, compare=False)
 
     @property
     def batch(self) -> RunningBatch | None:
-        """The batch that this job is a member of, or None.
-
-        `with context.batch:` adds jobs to it, `.status()` returns its progress.
-        """
+        """The batch that this job is a member of, or None: `with context.batch:` adds jobs to it."""
         return RunningBatch(self.control.bid, self.control.wid) if self.control.bid else None
 
     @property
@@ -124,13 +121,16 @@ class JobContext(GenericContext[..., Any]):  # type: ignore[misc]  # frozen in D
         return self.control.lock_lost
 
     def progress(self, done: float, total: float, note: str = "") -> None:
-        """Report the progress of the job. About one call per second is written, and the last one."""
+        """Report that `done` of `total` units are done, 0 to `total`, with a `note` for people. Raises ValueError.
+
+        Cheap: about one call per second is written, by another thread, and the last one.
+        """
         self.control.progress(done, total, note)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class FaktoryTask(GenericTask[P, R]):
-    """A task that is run by jobs. If `max_attempts`, `reserve_for` or `result_ttl` is None, the setting applies."""
+    """A task: what `@task` makes of a function."""
 
     # Django 6.0 gives its own fields no defaults.
     priority: int = 0
@@ -260,11 +260,11 @@ class FaktoryTask(GenericTask[P, R]):
         expires_in: float | None = None,
         timeout: float | None = None,
     ) -> FaktoryTask[P, R]:
-        """Return a copy with other defaults. `run_after`: an aware datetime, or a timedelta counted from each enqueue.
+        """Return a copy with other options, for single jobs; None keeps the value of this task.
 
-        `about`: the saved object that jobs are found by, or its name `app.model/pk`. The other arguments are options of
-        `@task`; None keeps the value of this task. Raises TypeError for a `run_after` of another type, InvalidTask for
-        an option out of its range.
+        `run_after` is an aware datetime, or a timedelta that counts from each enqueue. `about` is the saved object that
+        jobs are found by, or its name `app.model/pk`. The others are options of `@task`. Raises TypeError for a
+        `run_after` of another type, InvalidTask for an option out of its range.
         """
         options: dict[str, Any] = {
             "priority": priority,
@@ -298,10 +298,12 @@ class FaktoryTask(GenericTask[P, R]):
         return replace(self, **changes)
 
     def enqueue(self, *args: P.args, **kwargs: P.kwargs) -> JobResult[P, R]:
-        """Enqueue a job that calls the function with these arguments.
+        """Enqueue a job that calls the function with these arguments; return its result, which is not there yet.
 
-        Inside a transaction the job is stored if the transaction commits. Raises NotUnique for a task with `unique_for`
-        if another such job already exists.
+        Inside a transaction the job is stored if the transaction commits. Nothing is stored if this raises: TypeError
+        for arguments that the function does not take, TypeError or ValueError for those that JSON cannot represent,
+        InvalidTask for a queue that the backend does not have, NotUnique for a task with `unique_for` if another such
+        job exists, BrokerUnavailable if the database or the server cannot be reached.
         """
         task = self.due(timezone.now())
         backend: Any = task.get_backend()
@@ -319,7 +321,7 @@ class FaktoryTask(GenericTask[P, R]):
         return result
 
     def get_result(self, result_id: str) -> JobResult[P, R]:
-        """Return the result of a job of this task. Raises TaskResultDoesNotExist."""
+        """Read the job with this id. Raises TaskResultDoesNotExist; TaskResultMismatch if it is of another task."""
         try:
             result: JobResult[P, R] = Task.get_result(self, result_id)  # type: ignore[assignment]
         except SynchronousOnlyOperation:
@@ -327,15 +329,15 @@ class FaktoryTask(GenericTask[P, R]):
         return result
 
     def callback(self, *args: P.args, **kwargs: P.kwargs) -> Callback:
-        """Return this task with these arguments, for a batch to enqueue when it completes or succeeds."""
+        """Return this task with these arguments, for `Batch`; nothing is enqueued or checked yet."""
         return Callback(self, args, kwargs)
 
     def enqueue_many(self, calls: Iterable[tuple[Any, ...] | Mapping[str, Any]]) -> list[JobResult[P, R]]:
-        """Enqueue a job for each call in one operation. A tuple holds positional arguments, a dict keyword arguments.
+        """Enqueue a job for each call in one operation; return their results, in this order.
 
-        All calls are checked before anything is written. A backend of another library receives the jobs one by one.
-        Raises NotUnique if some jobs were rejected for that reason; its `results` has an entry for each call, None for
-        rejected ones.
+        A call is a tuple of positional arguments, or a dict of keyword arguments. All calls are checked before anything
+        is written, and raise what `enqueue` raises. NotUnique is raised after the jobs that were accepted are stored;
+        its `results` has an entry for each call, None for rejected ones.
         """
         task = self.due(timezone.now())
         # All calls are parsed first: a bad one must not leave the ones before it enqueued.
@@ -368,9 +370,10 @@ def task(
 
 
 def task(function: Callable[..., Any] | None = None, /, **options: Any) -> Any:
-    """Turn a module-level function into a task: `@task` or `@task(option=…)`, on every supported Django version.
+    """Turn a `function` at module level into a task, `@task` or `@task(option=…)`, on every supported Django version.
 
-    Raises TypeError for an unknown option, InvalidTask for a value out of its range.
+    The task is registered under its name, by which workers find it. Raises TypeError for an unknown option, with the
+    option that was probably meant, and InvalidTask for a value out of its range or a name that another task has.
     """
     if function is not None:
         return new_task(func=function, **options)

@@ -22,6 +22,8 @@ from ..errors import BatchClosed, FaktoryError
 from .compat import Task
 from .coroutines import names_awaitable
 
+__all__ = ["Batch", "Callback", "RunningBatch", "batch_committed"]
+
 current_batch: ContextVar[_ActiveBatch | None] = ContextVar("django_faktory_batch", default=None)
 """The batch that jobs enqueued now join."""
 
@@ -29,14 +31,14 @@ _of_job: ContextVar[RunningBatch | None] = ContextVar("django_faktory_batch_of_j
 """The batch of the job that runs here; see `Batch.of_this_job`."""
 
 batch_committed = Signal()
-"""Sent inside the transaction of a `with Batch(…)`, at its end, when callbacks may be due. Used by `testing`."""
+"""Signal, sent inside the transaction of a `with Batch(…)`, at its end; the sender is `Batch`."""
 
 
 _IN_THREAD = "await sync_to_async(function)(), with the block in that function: a batch is one transaction"
 
 
 class Callback(NamedTuple):
-    """A task and its arguments, made by `task.callback(…)`: the job a batch enqueues when it is done."""
+    """A task and its arguments, made by `task.callback(…)`: the job that a batch enqueues when it is done."""
 
     task: Task[..., Any]
     args: tuple[Any, ...] = ()
@@ -56,7 +58,7 @@ class _ActiveBatch:
 
     @names_awaitable("status", "await sync_to_async(batch.status)()")
     def status(self) -> BatchStatus:
-        """Return the counters and the progress.
+        """Read the counters and the progress: one row, whatever the number of jobs.
 
         Raises UnknownBatch if the batch ended more than FAKTORY["BATCH_TTL"] seconds ago.
         """
@@ -70,14 +72,14 @@ class _ActiveBatch:
 
 
 class Batch(_ActiveBatch):
-    """Group jobs: `with Batch(success=report.callback(42)) as batch: resize.enqueue(1)`.
+    """Group the jobs that are enqueued inside `with Batch(…) as batch:`; a batch inside another one is its child.
 
     `complete` is enqueued when every job was executed once. `success` is enqueued when every job has succeeded, and
-    after `complete`. At least one is required: a task, or `task.callback(…)`. A batch that is created inside
-    another batch becomes its child.
+    after `complete`. At least one is required: a task, or `task.callback(…)`. `description` is shown to people.
 
     If jobs are stored in this project's database, the batch, its jobs and the rows written inside are one transaction,
     and an exception rolls back all of them. On a remote server an exception leaves an uncommitted batch, which expires.
+    Raises TypeError for another kind of callback, BatchClosed if it is entered twice.
     """
 
     def __init__(
@@ -100,7 +102,7 @@ class Batch(_ActiveBatch):
     @classmethod
     @names_awaitable("Batch.find", "await sync_to_async(Batch.find)(…)")
     def find(cls, bid: str) -> RunningBatch:
-        """Return the batch with this id, for example to read its status. Raises UnknownBatch."""
+        """Return the batch with this id, to read its status. Raises UnknownBatch."""
         brokers.get_broker().batch_status(bid)
         return RunningBatch(bid, "")
 
@@ -158,7 +160,8 @@ class Batch(_ActiveBatch):
 class RunningBatch(_ActiveBatch):
     """An existing batch: a running job's own (`context.batch`), or one returned by `Batch.find`.
 
-    Jobs enqueued inside `with context.batch:` join it; use `async with` in a coroutine.
+    Jobs enqueued inside `with context.batch:` join it; use `async with` in a coroutine. Raises BatchClosed, with the
+    reason, if nothing can be added.
     """
 
     def __init__(self, bid: str, caller_wid: str) -> None:
@@ -167,9 +170,9 @@ class RunningBatch(_ActiveBatch):
 
     @property
     def parent(self) -> RunningBatch | None:
-        """Return the parent batch, so that a callback can add the next step to it; None for a root batch.
+        """The parent batch, so that a callback can add the next step to it; None for a root batch.
 
-        Reads the status. Raises UnknownBatch.
+        Each access is a query. Raises UnknownBatch.
         """
         parent_bid = self.status().parent_bid
         return RunningBatch(parent_bid, self.caller_wid) if parent_bid else None

@@ -48,10 +48,13 @@ def push(
 ) -> str:
     """Enqueue a job by its jobtype, for which this project needs no task; return its jid.
 
-    Arguments are JSON types. `kwargs` are for Django workers of another project, `custom` for the options of
-    docs/job-options.md. Inside a transaction the job is stored if it commits; inside `with Batch(…)` it joins the
-    batch. No middleware runs, and nothing is encrypted. Raises InvalidPayload, TypeError or ValueError before anything
-    is written, also for arguments that a task of this project does not take, and NotUnique.
+    `args` have JSON types, and so do `kwargs`, for Django workers of another project, and `custom`, the options of
+    docs/job-options.md. `priority` is -100 to 100, larger first. `run_after` is an aware datetime, or a timedelta from
+    now. `queue_name`, `max_attempts` and `about` are as in `using` of a task.
+
+    Inside a transaction the job is stored if it commits; inside `with Batch(…)` it joins the batch. No middleware runs,
+    and nothing is encrypted. Raises InvalidPayload, TypeError or ValueError before anything is written, also for
+    arguments that a task of this project does not take, and NotUnique.
     """
     _check_option("jobtype", jobtype)
     _check_option("max_attempts", max_attempts)

@@ -19,6 +19,8 @@ from ..store.limits import definitions as limit_definitions
 from ..store.limits.definitions import LimitDefinition
 from .base import FaktoryTask, autodiscover, registered
 
+__all__ = ["pause", "paused", "remove_limit", "resume", "set_limit"]
+
 PLACES = {"queues": Scope.QUEUE, "tasks": Scope.TASK, "keys": Scope.KEY}
 """Keys of `FAKTORY["LIMITS"]` and their scopes."""
 
@@ -35,8 +37,8 @@ class InvalidDefinition(NamedTuple):
 def pause(*tasks: FaktoryTask[..., Any] | str, by: str = "", reason: str = "") -> list[str]:
     """Stop jobs of these tasks from starting, on all workers; return the tasks that were not paused before.
 
-    Running jobs continue, and jobs can be enqueued. Each argument is a task, or a name, which may
-    belong to a worker in another language. Pages show the reason and `by`, by default the host and process.
+    Each argument is a task, or a name, which may belong to a worker in another language. Running jobs continue, and
+    jobs can be enqueued. Pages show the `reason` and `by`, by default the host and process.
     """
     return limit_definitions.pause(map(_jobtype, tasks), using=conf.get("DATABASE"), by=by, reason=reason)
 
@@ -52,7 +54,11 @@ def paused() -> list[str]:
 
 
 def set_limit(scope: str, name: str, value: object) -> Limit:
-    """Create or change a limit, as an edit in the admin does: it overrides code. Raises InvalidLimit."""
+    """Create or change a limit, as an edit in the admin does: it overrides code, and takes effect at once.
+
+    `scope` is "queue", "task" or "key". `value` is what `@task(limit=…)` takes: 5, "100/s", or a dict of both. Raises
+    InvalidLimit.
+    """
     if scope not in list(Scope):
         raise InvalidLimit("scope: expected %(known)s, got %(scope)s", known=", ".join(Scope), scope=quoted(scope))
     return limit_definitions.save_limit(scope, check_name(scope, name), Allowance.of(value), using=conf.get("DATABASE"))

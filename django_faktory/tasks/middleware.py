@@ -21,6 +21,8 @@ from ..errors import FaktoryError
 from . import tracing
 from .compat import TaskResult
 
+__all__ = ["Call", "Language", "Middleware", "TimeZone", "Trace"]
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Call:
@@ -32,9 +34,10 @@ class Call:
 
 
 class Middleware:
-    """Base class. One instance per process, created without arguments and used by many threads.
+    """Base class of middleware: code around each enqueue and each run.
 
-    An error raised here becomes the error of the enqueue or of the attempt.
+    One instance per process, created without arguments and used by many threads. An error raised here becomes the error
+    of the enqueue or of the attempt.
     """
 
     @contextmanager

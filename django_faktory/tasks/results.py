@@ -159,10 +159,9 @@ def call_of(text: str) -> ParsedCall:
 
 @dataclass(frozen=True, slots=True, kw_only=True, repr=False)
 class JobResult(GenericResult[P, R]):  # type: ignore[misc]  # frozen in Django, not in its stubs
-    """Django's TaskResult for a job.
+    """A job as it was when it was enqueued or last read: Django's TaskResult, with more methods."""
 
-    The creator passes arguments in JSON types, in lists that no other object uses, because they are not copied.
-    """
+    # The creator passes arguments in JSON types, in lists that no other object uses, because they are not copied.
 
     if not TYPE_CHECKING:
         __class_getitem__ = classmethod(GenericAlias)
@@ -180,7 +179,7 @@ class JobResult(GenericResult[P, R]):  # type: ignore[misc]  # frozen in Django,
 
     @property
     def return_value(self) -> R:
-        """Return what the task returned. Raises ValueError if the job has not ended, or has failed."""
+        """What the task returned, in JSON types. Raises ValueError if the job has not ended, or has failed."""
         if self.status == TaskResultStatus.SUCCESSFUL:
             value: R = self._return_value  # type: ignore[attr-defined]  # not in the stubs
             return value
@@ -191,13 +190,13 @@ class JobResult(GenericResult[P, R]):  # type: ignore[misc]  # frozen in Django,
 
     @names_awaitable("refresh", "await result.arefresh()")
     def refresh(self) -> None:
-        """Read the job again."""
+        """Read the job again. Raises TaskResultDoesNotExist if its row is gone."""
         TaskResult.refresh(self)
 
     @property
     @names_awaitable("progress", "await sync_to_async(lambda: result.progress)()")
     def progress(self) -> Tracked:
-        """Progress that the job reported: `percent`, `desc`, `state`, `updated_at`. Each access queries the broker."""
+        """Progress that the job reported. Each access is a query."""
         [tracked] = brokers.get_broker().track_get([self.id])
         return tracked
 

@@ -17,10 +17,12 @@ from asgiref.sync import iscoroutinefunction, markcoroutinefunction
 from django.http import HttpRequest
 from django.http.response import HttpResponseBase
 
+__all__ = ["request_context", "request_id", "traceparent"]
+
 request_id: ContextVar[str] = ContextVar("django_faktory.request_id", default="")
-"""Printable ASCII without spaces, at most 200 characters; "" for none."""
+"""Id of the current request: printable ASCII without spaces, at most 200 characters; "" for none."""
 traceparent: ContextVar[str] = ContextVar("django_faktory.traceparent", default="")
-"""For example 00-0af7651916cd43dd8448eb211c80319c-b7ad6b7169203331-01; "" for none."""
+"""W3C trace context, such as 00-0af7651916cd43dd8448eb211c80319c-b7ad6b7169203331-01; "" for none."""
 
 _VARIABLES: dict[str, tuple[ContextVar[str], re.Pattern[str]]] = {
     "request_id": (request_id, re.compile(r"[!-~]{1,200}")),

@@ -30,6 +30,7 @@ class EnqueuedJob:
 
     jid: str
     jobtype: str
+    """Name of its task."""
     args: list[Any]
     """Positional arguments in JSON types."""
     kwargs: dict[str, Any]
@@ -57,7 +58,7 @@ class MadeBatch:
 
 
 def enqueued_jobs(task: Task[..., Any] | None = None, queue: str | None = None) -> list[EnqueuedJob]:
-    """Return waiting jobs, oldest first: all, of a task, or of a queue. Includes those of a `DummyBackend`."""
+    """Return waiting jobs, oldest first: all, those of a `task`, or of a `queue`. Also those of a `DummyBackend`."""
     jobtype = None if task is None else _jobtype(task)
     return [
         job
@@ -95,7 +96,8 @@ def assert_enqueued(
 ) -> list[EnqueuedJob]:
     """Fail unless `count` jobs of this task wait, or at least one by default; return them.
 
-    `args` and `kwargs` must equal all arguments of the enqueue; an omitted one matches any.
+    `args` and `kwargs` must equal all arguments of the enqueue, and `queue` its queue; an omitted one matches any. The
+    message of the AssertionError lists the jobs that wait instead.
     """
     return _match_or_fail(enqueued_jobs(), task, args=args, kwargs=kwargs, queue=queue, count=count)
 
@@ -109,7 +111,10 @@ def assert_enqueues(
     queue: str | None = None,
     count: int | None = None,
 ) -> Iterator[list[EnqueuedJob]]:
-    """Apply `assert_enqueued` to jobs enqueued inside the block; yield a list that contains them afterwards."""
+    """Apply `assert_enqueued` to jobs enqueued inside the block; yield a list that contains them afterwards.
+
+    For `args`, `kwargs`, `queue` and `count` see there.
+    """
     # By jid, not by position: jobs that waited before may run inside the block.
     jids_before = {job.jid for job in enqueued_jobs()}
     matching: list[EnqueuedJob] = []

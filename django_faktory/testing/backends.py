@@ -44,7 +44,7 @@ class _TestBackend(FaktoryBackend):
 
 
 class DummyBackend(_TestBackend):
-    """`"django_faktory.testing.backends.DummyBackend"`: runs nothing; `results` has the enqueued jobs.
+    """Backend that runs nothing; `results` has the enqueued jobs of this thread.
 
     It ignores transactions, like Django's: a job enqueued in a transaction that rolls back stays.
     """
@@ -76,7 +76,7 @@ class DummyBackend(_TestBackend):
 
 
 class ImmediateBackend(_TestBackend):
-    """`"django_faktory.testing.backends.ImmediateBackend"`: runs a job in enqueue, also inside a transaction.
+    """Backend that runs a job in enqueue, also inside a transaction.
 
     Retries follow without delay until the job has succeeded or finally failed: `errors` has those of every attempt. A
     job with a future `run_after` is not run: it stays READY.

@@ -70,7 +70,8 @@ def drain(
 
     `until` advances the time by this much: scheduled jobs and retries run when they are due, in order, and
     `timezone.now()` returns the time at which they run. `now` sets the time to that moment: jobs due by then run.
-    Neither sleeps. Raises JobFailed at the first failure with `raise_errors`, AssertionError after `limit` attempts.
+    Neither sleeps. With `queue`, jobs of other queues stay. Raises JobFailed at the first failure with `raise_errors`,
+    AssertionError after `limit` attempts, FaktoryError if jobs are on another server.
     """
     broker = get_broker()
     if not isinstance(broker, OrmBroker):

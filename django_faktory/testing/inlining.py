@@ -21,7 +21,7 @@ def inline(*, raise_errors: bool = False) -> Iterator[list[Ran]]:
 
     The transaction that TestCase opens around a test does not count. Because nothing commits inside of it, an atomic
     block of the test counts as committed when this context ends. Jobs that were ready before run too, because they
-    precede the new ones in the queue. Yields the list of attempts, which grows.
+    precede the new ones in the queue. Yields the list of attempts, which grows; `raise_errors` is that of `drain`.
     """
     runs: list[Ran] = []
     runner = _InlineRunner(runs, raise_errors=raise_errors)

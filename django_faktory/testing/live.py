@@ -31,9 +31,10 @@ START_TIMEOUT_S = 10.0
 
 
 class LiveFaktory:
-    """`with LiveFaktory() as live:` starts a server at `live.url`, on a free port of the loopback interface.
+    """Inside `with LiveFaktory() as live:`, a server runs on a free port of the loopback interface, and a worker.
 
-    `queues`: the worker's queues, by default all that tasks use. `concurrency`: its threads; 0: no worker.
+    `queues` are the worker's, by default all that tasks use. `concurrency` is the number of its threads; 0: no worker.
+    Raises FaktoryError inside a transaction, because its threads see committed jobs only.
     """
 
     def __init__(self, *, queues: Sequence[str] | None = None, concurrency: int = 2) -> None:
@@ -83,7 +84,7 @@ class LiveFaktory:
     def wait(self, *results: TaskResult[..., Any], timeout_s: float = 10.0) -> None:
         """Wait until these tasks are finished, and refresh them; without arguments, until no job is ready or running.
 
-        Raises TimeoutError with the states of the unfinished jobs.
+        Raises TimeoutError after `timeout_s` seconds, with the states of the unfinished jobs.
         """
         deadline = time.monotonic() + timeout_s
         while not self._is_done(results):

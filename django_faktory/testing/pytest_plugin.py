@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 
 @pytest.fixture
 def live_faktory(transactional_db: None) -> Iterator[LiveFaktory]:  # noqa: ARG001  (used for its effect)
-    """Run a server and a worker during the test."""
+    """Fixture of pytest: a `LiveFaktory` that runs during the test, for which its transactions commit."""
     from .live import LiveFaktory  # imports models, so only after Django is set up
 
     with LiveFaktory() as live:

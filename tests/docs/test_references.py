@@ -10,7 +10,7 @@ from functools import cache
 import pytest
 
 import django_faktory
-from django_faktory import conf, errors, testing
+from django_faktory import conf, errors
 from django_faktory.core import locket
 from django_faktory.core.cron import Cron
 from django_faktory.tasks.base import FaktoryTask, JobContext, TaskOptions
@@ -74,50 +74,6 @@ def test_settings_named_in_the_docs_exist():
     for path in (ROOT / "docs").rglob("*.md"):
         named = re.findall(r'FAKTORY\["(\w+)"\]', path.read_text(encoding="utf-8"))
         assert set(named) <= known, path
-
-
-# Names
-
-
-def names_of(heading):
-    return first_cells(section(text_of("reference", "python.md"), heading))
-
-
-def test_the_python_page_lists_exactly_the_public_names():
-    documented = names_of("## The package")
-    assert documented == sorted(documented, key=str.lower)
-    assert set(documented) == set(django_faktory.__all__)
-
-
-def test_the_python_page_lists_exactly_the_names_of_testing():
-    assert sorted(names_of("## For tests")) == sorted(testing.__all__)
-
-
-def test_the_python_page_lists_exactly_the_names_of_gearmonkey():
-    from django_faktory.contrib import gearmonkey
-
-    assert sorted(names_of("## GearMonkey")) == sorted(gearmonkey.__all__)
-
-
-def test_names_in_other_modules_on_the_python_page_can_be_imported():
-    documented = re.findall(
-        r"^\| (`.*?) \| (.*?) \|", section(text_of("reference", "python.md"), "## Other modules"), re.MULTILINE
-    )
-    assert len(documented) > 10
-    for place, words in documented:
-        first, *more = re.findall(r"`([\w.]+)`", place)
-        module = first
-        while module:
-            try:
-                found = importlib.import_module(module)
-                break
-            except ModuleNotFoundError:
-                module = module.rpartition(".")[0]
-        for name in [first.removeprefix(module).strip("."), *(name.strip(".") for name in more)]:
-            assert not name or hasattr(found, name), f"{module}: {name}"
-        members = re.findall(r"(?<![\w.\"`])`(\w+)`", words)
-        if first in ("django_faktory.tasks.limits", "django_faktory.tasks.middleware", "django_faktory.tasks.tracing"):
-            assert [name for name in members if not hasattr(found, name)] == []
 
 
 # Errors

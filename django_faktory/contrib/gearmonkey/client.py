@@ -24,7 +24,10 @@ R = TypeVar("R")
 
 
 class Client:
-    """Run jobs on GearMonkey workers. Thread-safe."""
+    """Run jobs on GearMonkey workers. Thread-safe.
+
+    Without `url`, the environment's GEARMONKEY_URL or the setting of this name is used. Raises UnusableServer.
+    """
 
     def __init__(self, url: str | None = None) -> None:
         self._redis = connect(url_of(url))
@@ -40,10 +43,13 @@ class Client:
         timeout: float | None = None,
         scheduled: float | datetime | None = None,
     ) -> int:
-        """Create a job and return its id; with OPT_BLOCKING, wait until it has ended.
+        """Create a job of this function and return its id.
 
-        `limit` is `scheduled` if `prio` is "scheduled", else `timeout` in seconds. Raises ValueError before anything is
-        sent, NoWorkers with OPT_ROLLCALL, JobCreationFailed, JobTimeout.
+        `input` is bytes, text, or a value in JSON types. `prio` is "high", "normal", "low", or "scheduled" for a job
+        that waits until `scheduled`, an aware datetime or seconds since 1970. `options` may have OPT_BLOCKING, to wait
+        until the job has ended, at most `timeout` seconds, and OPT_ROLLCALL. The positional `limit` is `scheduled` if
+        `prio` is "scheduled", else `timeout`. Raises ValueError before anything is sent, NoWorkers with OPT_ROLLCALL,
+        JobCreationFailed, JobTimeout.
         """
         request = requests.new_request(fn, input, prio, options, limit, timeout=timeout, scheduled=scheduled)
         return run_steps(self._redis, requests.run(request))
@@ -64,7 +70,7 @@ class Client:
 
 
 class AsyncClient:
-    """`Client` for asyncio; one instance belongs to one event loop. `async with` closes it."""
+    """Like `Client`, for asyncio; one instance belongs to one event loop. `async with` closes it."""
 
     def __init__(self, url: str | None = None) -> None:
         self._redis = connect_async(url_of(url))

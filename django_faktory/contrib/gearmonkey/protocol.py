@@ -33,7 +33,10 @@ class Option(StrEnum):
     ROLLCALL = "rollcall"
 
 
-OPT_BLOCKING, OPT_ROLLCALL = Option.BLOCKING, Option.ROLLCALL
+OPT_BLOCKING = Option.BLOCKING
+"""Option of `run`: wait until the job has ended."""
+OPT_ROLLCALL = Option.ROLLCALL
+"""Option of `run`: create the job only if a worker is there."""
 
 
 class Status(StrEnum):
@@ -47,7 +50,7 @@ class Status(StrEnum):
 
     @property
     def is_final(self) -> bool:
-        """Return whether the job has ended."""
+        """True if the job has ended."""
         return self in (Status.SUCCESS, Status.ERROR)
 
 
@@ -66,7 +69,7 @@ class Job:
 
     @property
     def text(self) -> str:
-        """Return the output as text, with invalid UTF-8 replaced."""
+        """The output as text, with invalid UTF-8 replaced."""
         return (self.output or b"").decode("utf-8", "replace")
 
     def json(self) -> Any:

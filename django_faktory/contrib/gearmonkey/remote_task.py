@@ -30,11 +30,12 @@ def gearmonkey_task(
     output: Callable[[str], Any] = decode_structure,
     **options: Any,
 ) -> Callable[[Callable[..., Any]], FaktoryTask[..., Any]]:
-    """Decorate a function. Its signature describes the job's arguments; its body is never run.
+    """Turn a function into a task that a GearMonkey worker elsewhere runs as `fn`; its own body is never run.
 
-    The result is `output` applied to the output's text; by default a JSON array or object is decoded and any other text
-    is returned as it is. `wait_s` bounds the wait (JobTimeout). With `rollcall` a run fails at once if there is no
-    worker (NoWorkers). An error of the remote job raises RemoteFailure. `options` are those of `@task`.
+    The signature describes the job's arguments. `prio` is "high", "normal" or "low"; `url` is as for `Client`. The
+    result is `output` applied to the output's text; by default a JSON array or object is decoded and any other text is
+    returned as it is. `wait_s` bounds the wait (JobTimeout). With `rollcall` a run fails at once if there is no worker
+    (NoWorkers). An error of the remote job raises RemoteFailure. `options` are those of `@task`.
     """
     protocol.function_name(fn)
     # The thread of our worker is occupied until the end, so waiting for a time is left to our own job.

@@ -28,7 +28,11 @@ RETRY_DELAY_S = 0.25
 
 
 class Worker:
-    """Subclass it and define `work`, or pass a function to `accept`. Finishes the current job when stopped."""
+    """A worker for a program of its own: define `work` in a subclass, or pass a function to `accept`.
+
+    `url` is as for `Client`. Other workers get its jobs if it sends no heartbeat for `lease_s` seconds; it looks for
+    such jobs every `sweep_every_s` seconds.
+    """
 
     def __init__(
         self, url: str | None = None, *, lease_s: float = LEASE_S, sweep_every_s: float = SWEEP_EVERY_S
@@ -49,7 +53,7 @@ class Worker:
         return self._current and (self._current.fn, self._current.id)
 
     def accept(self, fn: str, work: Any = None) -> None:
-        """Accept jobs of this function; `work`, or else the method `work`, executes them. Call before `run`."""
+        """Accept jobs of this function; `work`, or else the method of this name, runs them. Call before `run`."""
         self._handlers[protocol.function_name(fn)] = work
 
     def work(self, input: bytes) -> Any:
@@ -59,7 +63,7 @@ class Worker:
         )
 
     def update(self, dividend: int, divisor: int) -> None:
-        """Store the progress of the current job. Raises ValueError.
+        """Store the progress of the current job. Raises ValueError unless 0 <= `dividend` <= `divisor`.
 
         An unreachable server is logged and ignored: the next update replaces this one.
         """

@@ -14,6 +14,8 @@ from opentelemetry.trace import SpanKind
 
 from ...tasks.middleware import Call, Middleware
 
+__all__ = ["Spans"]
+
 _SYSTEM = {"messaging.system": "faktory"}
 
 

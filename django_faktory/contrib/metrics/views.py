@@ -19,6 +19,8 @@ from ... import conf
 from ...operations import statistics
 from ...runtime import health
 
+__all__ = ["healthz", "metrics", "readyz"]
+
 View = Callable[[HttpRequest], HttpResponse]
 
 

@@ -426,25 +426,21 @@ def _find_stuck_keys(keys: Collection[str], using: str) -> set[str]:
 
 
 class LocketState(NamedTuple):
-    """Waiting jobs of a queue, and how many of them wait for a held key.
-
-    This is the counter of resque-locket.
-    """
+    """Waiting jobs of a queue, and how many of them wait for a held key: the counter of resque-locket."""
 
     waiting: int
+    """Number of jobs that are enqueued or blocked."""
     locked: int
+    """Number of them whose key another job holds."""
 
     @property
     def is_locked(self) -> bool:
-        """Return whether no job of the queue can run at this moment."""
+        """True if no job of the queue can run at this moment."""
         return 0 < self.waiting <= self.locked
 
 
 def locket_state(queue: str, *, using: str) -> LocketState:
-    """Count the waiting and the locked jobs of a queue at each call.
-
-    No counter is stored that could become wrong.
-    """
+    """Count the waiting and the locked jobs of a queue in the database `using`, at each call."""
 
     def verb(_: BaseDatabaseWrapper) -> LocketState:
         jobs = Job.live.using(using).filter(queue=queue)
