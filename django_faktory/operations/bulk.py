@@ -11,7 +11,6 @@ import time
 from collections.abc import Iterable, Sequence
 from dataclasses import asdict, dataclass, replace
 from datetime import UTC, datetime, timedelta
-from enum import StrEnum
 from typing import Any
 
 from django.core import signing
@@ -20,7 +19,7 @@ from django.db.models import Min, Q
 from django.utils.translation import gettext
 
 from .. import conf
-from ..core.lifecycle import UNFINISHED, Event, State, sources
+from ..core.lifecycle import State
 from ..core.queries import Query, parse_query
 from ..models import Job, JobQuerySet
 from ..models.queue import QueueQuerySet
@@ -34,6 +33,7 @@ from ..store.notifier.base import ANY_QUEUE
 from ..store.store import Store
 from . import error_groups
 from .error_groups import FailureKind
+from .job_actions import JOB_ACTIONS, Verb
 
 TESTED_FOR_S = 3600
 """Seconds for which a job keeps its row after it ended, if `test_one` retried it."""
@@ -43,35 +43,9 @@ MAX_AGE_S = 86_400
 """Seconds after which a signed run can no longer be continued."""
 
 
-class Verb(StrEnum):
-    """Operations that can be applied to any set of jobs."""
-
-    RETRY = "retry"
-    REQUEUE = "requeue"
-    CANCEL = "cancel"
-    KILL = "kill"
-    DISCARD = "discard"
-    PRUNE = "prune"
-
-
-CLEAR = "clear"
-"""Discard the jobs of a queue that wait for a worker."""
-STATES: dict[str, frozenset[State]] = {
-    Verb.RETRY: frozenset({State.RETRIES, State.DEAD}),
-    Verb.REQUEUE: sources(Event.REQUEUE),
-    Verb.CANCEL: UNFINISHED,
-    Verb.KILL: sources(Event.KILL),
-    Verb.DISCARD: sources(Event.DISCARD),
-    Verb.PRUNE: sources(Event.PURGE),
-    # Scheduled and retrying jobs of the queue stay, as after QUEUE REMOVE (W24); the queue and its pause stay too.
-    CLEAR: frozenset({State.ENQUEUED, State.BLOCKED}),
-}
-"""States a job must be in for each verb; jobs in other states are not changed."""
-
-
 def execute(verb: str, jobs: JobQuerySet) -> int:
     """Execute all steps; return the number of jobs changed. Jobs created later are not included."""
-    ids = bulk.read_ids(jobs, STATES[verb])
+    ids = bulk.read_ids(jobs, JOB_ACTIONS[verb].states)
     return sum(_change(verb, chunk, jobs.db) for chunk in chunks(ids, CHUNK))
 
 
@@ -129,7 +103,7 @@ class Run:
             # The dead jobs of a group are retried or discarded; only its retrying jobs can be killed.
             state = State.RETRIES if self.verb == Verb.KILL else State.DEAD
             return error_groups.filter_kind(self.kind, using=using, state=state)
-        return Job.objects.using(using).matching(self.query).in_state(*STATES[self.verb])
+        return Job.objects.using(using).matching(self.query).in_state(*JOB_ACTIONS[self.verb].states)
 
     def step(self, *, using: str, size: int = CHUNK) -> Run:
         """Change the next jobs, at most `size` and `CHUNK`, the oldest first; return the run that continues."""
@@ -210,7 +184,7 @@ def retry_batches(bids: Iterable[str], *, using: str, limit: int | None = None) 
         # A failed callback keeps a batch from its end as a failed member does.
         jobs = Job.objects.using(using).filter(Q(bid__in=chunk) | Q(callback_of__in=chunk))
         if limit is not None:
-            jobs = jobs.in_state(*STATES[Verb.RETRY]).order_by("pk")[: limit - changed]
+            jobs = jobs.in_state(*JOB_ACTIONS[Verb.RETRY].states).order_by("pk")[: limit - changed]
         changed += execute(Verb.RETRY, jobs)
         if changed == limit:
             break
@@ -245,18 +219,9 @@ def _names(rows: QueueQuerySet) -> list[str]:
 
 def _change(verb: str, ids: Sequence[int], using: str) -> int:
     """Apply the verb to these jobs in one step; those in another state are skipped."""
-    change: transitions.Change = transitions.requeued
-    match verb:
-        case Verb.KILL:
-            change = transitions.killed(conf.get("DEAD_TTL"))
-        case Verb.CANCEL:
-            change = transitions.cancelled
-        case Verb.DISCARD | "clear":
-            change = transitions.discarded
-        case Verb.PRUNE:
-            change = transitions.purged
-    changed = bulk.change(ids, STATES[verb], change, using=using)
+    action = JOB_ACTIONS[verb]
+    changed = bulk.change(ids, action.states, action.change(), using=using)
     # Workers are notified after each step and not at the end, so that they start while other steps run.
-    if changed and verb in (Verb.RETRY, Verb.REQUEUE):
+    if changed and action.makes_ready:
         notify_ready(connections[using], {ANY_QUEUE})
     return changed

@@ -11,7 +11,6 @@ from django.test.utils import CaptureQueriesContext
 from django.urls import reverse
 from django.utils import timezone
 
-from django_faktory.admin.jobs.actions import ACTIONS
 from django_faktory.admin.jobs.bulk_views import count_jobs
 from django_faktory.core.histograms import Series
 from django_faktory.models import Batch, Job, Tracking
@@ -19,6 +18,7 @@ from django_faktory.models.cron import CronRun
 from django_faktory.models.job import RECENT
 from django_faktory.models.permissions import needs
 from django_faktory.operations import bulk, error_groups
+from django_faktory.operations.job_actions import JOB_ACTIONS
 from django_faktory.store.statistics import histograms
 from example_project.shop.models import Order
 from tests.admin.pages import words
@@ -138,11 +138,11 @@ def test_a_forged_or_foreign_bulk_step_changes_nothing(admin_client, client):
     assert Job.objects.count() == 1
 
 
-@pytest.mark.parametrize("verb", ACTIONS)
+@pytest.mark.parametrize("verb", JOB_ACTIONS)
 def test_each_step_of_a_bulk_action_checks_the_user_and_permission_again(client, verb):
     """Check for a permission that was revoked in between, and for a form that another user received."""
-    job = JobFactory(**dict.fromkeys({min(bulk.STATES[verb])} - {"enqueued"}, True))
-    codename = needs(ACTIONS[verb].needs).partition(".")[2]
+    job = JobFactory(**dict.fromkeys({min(JOB_ACTIONS[verb].states)} - {"enqueued"}, True))
+    codename = needs(JOB_ACTIONS[verb].needs).partition(".")[2]
     user, another = (staff_user("view_job", codename) for _ in range(2))
     client.force_login(user)
     begun = client.post(f"{reverse('admin:django_faktory_job_all')}?verb={verb}&state={job.state}", {})

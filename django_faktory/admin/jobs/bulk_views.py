@@ -28,12 +28,12 @@ from ...models.job import RECENT
 from ...operations import bulk, error_groups, searches
 from ...operations.bulk import Run
 from ...operations.error_groups import FailureKind
+from ...operations.job_actions import JOB_ACTIONS, Verb
 from ..base import ReadOnlyAdmin
 from ..formats import error_text, format_duration, format_number
 from ..history import get_reason, in_english, log_action
 from ..links import page_url
 from ..lists import LowerBound, format_capped
-from . import actions
 
 MAX_WORK_S = 1.0
 """Seconds of work per request; after that the page is rendered, and its next request continues."""
@@ -50,15 +50,15 @@ class BulkViews(ReadOnlyAdmin):
     def _confirm(self, request: HttpRequest) -> HttpResponse:
         """Show the number of matching jobs on GET; begin the run on POST."""
         verb = request.GET.get("verb", "")
-        action = actions.ACTIONS.get(verb)
+        action = JOB_ACTIONS.get(verb)
         if action is None and request.method == "GET":
             return self.answer_get(request, self._list_url(request.GET))
-        if action is None or not action.is_allowed(request) or not self.has_view_permission(request):
+        if action is None or not action.is_allowed(request.user) or not self.has_view_permission(request):
             raise PermissionDenied
         using = conf.get("DATABASE")
         try:
             # Only retries can be spread over time.
-            pace = _read_pace_s(request) if verb == "retry" and request.method == "POST" else 0.0
+            pace = _read_pace_s(request) if verb == Verb.RETRY and request.method == "POST" else 0.0
             run = bulk.begin(verb, **_parse_scope(request.GET), every_s=pace, using=using)
             total = count_jobs(run, using=using)
         except InvalidQuery as error:
@@ -83,7 +83,7 @@ class BulkViews(ReadOnlyAdmin):
             # A bound of 0 means that no recent job matches; older ones may.
             may_begin=total > 0 or isinstance(total, LowerBound),
             count=count,
-            paces=_list_paces(total) if verb == "retry" else None,
+            paces=_list_paces(total) if verb == Verb.RETRY else None,
             back_url=self._list_url(request.GET),
         )
 
@@ -99,9 +99,9 @@ class BulkViews(ReadOnlyAdmin):
             )
             self.message_user(request, text, messages.ERROR)
             return HttpResponseRedirect(self._list_url())
-        action = actions.ACTIONS[run.verb]
+        action = JOB_ACTIONS[run.verb]
         # The permission may have been withdrawn since the run began.
-        if not action.is_allowed(request):
+        if not action.is_allowed(request.user):
             raise PermissionDenied
         ends_at = time.monotonic() + max_work_s
         while not run.is_over:
@@ -114,7 +114,7 @@ class BulkViews(ReadOnlyAdmin):
         return self._render_progress(request, run)
 
     def _render_progress(self, request: HttpRequest, run: Run) -> HttpResponse:
-        action = actions.ACTIONS[run.verb]
+        action = JOB_ACTIONS[run.verb]
         return self.page(
             request,
             "bulk_run",

@@ -21,6 +21,7 @@ from ...core.queries import Query
 from ...errors import InvalidQuery
 from ...models import Job, JobQuerySet, Queue
 from ...operations import bulk, job_summaries, searches, task_names
+from ...operations.job_actions import JOB_ACTIONS, Verb
 from ...tasks import redaction
 from ..formats import StrOrPromise, column, error_text, event_time_of, format_number, render_time, render_with_detail
 from ..history import log_action
@@ -28,7 +29,6 @@ from ..labels import STATES
 from ..links import jobs_link, page_url
 from ..lists import CappedPaginator, SafeChangeList
 from ..object_actions import add_list_actions
-from . import actions as job_actions
 from .bulk_views import BulkViews, build_query, parse_search
 from .detail_views import JobViews
 from .error_views import ErrorViews
@@ -149,12 +149,12 @@ class JobAdmin(JobViews, RunViews, ErrorViews, BulkViews):
         suffix = f"&{filters.urlencode()}" if filters else ""
         tabs: list[tuple[StrOrPromise, str, bool]] = [(pgettext("jobs", "all"), f"?{filters.urlencode()}", not state)]
         tabs += [(STATES[tab_state], f"?state={tab_state}{suffix}", state == tab_state) for tab_state in _TABS]
-        allowed = [
-            (name, action)
-            for name, action in job_actions.ACTIONS.items()
-            if name != "clear" and action.is_allowed(request)
+        actions = [(verb, JOB_ACTIONS[verb]) for verb in Verb]
+        offered = [
+            (verb, action)
+            for verb, action in actions
+            if action.is_allowed(request.user) and (not state or state in action.states)
         ]
-        offered = [(name, action) for name, action in allowed if not state or state in bulk.STATES[name]]
         page_context = {
             "tabs": tabs,
             "bulk_actions": offered,
@@ -230,7 +230,7 @@ class JobAdmin(JobViews, RunViews, ErrorViews, BulkViews):
 
         For all matching jobs, redirect to the page that acts on them in steps.
         """
-        action = job_actions.ACTIONS[verb]
+        action = JOB_ACTIONS[verb]
         # All that match can be millions of jobs, too many for one request.
         if request.POST.get("select_across") == "1":
             params = request.GET.copy()
@@ -252,7 +252,7 @@ class JobAdmin(JobViews, RunViews, ErrorViews, BulkViews):
         # The selection may be older than the states of its jobs: jobs in another state are not changed.
         changed = bulk.execute(verb, Job.objects.filter(pk__in=[job.pk for job in jobs]))
         if changed:  # else another user was faster
-            log_action(request, [job for job in jobs if job.state in bulk.STATES[verb]], action.done_label)
+            log_action(request, [job for job in jobs if job.state in action.states], action.done_label)
         unchanged = len(jobs) - changed
         text = ngettext("%(done)s %(number)s job.", "%(done)s %(number)s jobs.", changed)
         text %= {"done": action.done_label, "number": format_number(changed)}
@@ -262,9 +262,5 @@ class JobAdmin(JobViews, RunViews, ErrorViews, BulkViews):
 
 add_list_actions(
     JobAdmin,
-    {
-        name: (action.list_label or action.label, action.needs)
-        for name, action in job_actions.ACTIONS.items()
-        if name != "clear"
-    },
+    {verb: (JOB_ACTIONS[verb].list_label or JOB_ACTIONS[verb].label, JOB_ACTIONS[verb].needs) for verb in Verb},
 )

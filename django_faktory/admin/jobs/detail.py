@@ -33,6 +33,7 @@ from ...models.cron import CronRun
 from ...models.permissions import may, may_see
 from ...operations import error_groups, waiting, worker_names
 from ...operations.edit import EDITABLE
+from ...operations.job_actions import JOB_ACTIONS, Verb, get_allowed_actions
 from ...operations.signatures import bind, find_task
 from ...store.jobs.prefetch import is_unconfirmed
 from ...store.texts import SHOWN_BYTES, WHOLE, StoredText, cut, format_json
@@ -48,7 +49,6 @@ from ..links import admin_url, jobs_link, row_link
 from ..locks import holder_of
 from ..long_texts import build_shown_text
 from ..sanitize import make_readable
-from . import actions
 
 MAX_ATTEMPTS_SHOWN = 50
 """Attempts shown at most, the latest ones."""
@@ -136,10 +136,10 @@ def build_context(
         "texts": shown_texts,
         "is_too_long": not payload.is_whole,
         "timeline": add_operator_actions(timeline, job),
-        "job_actions": actions.get_allowed_actions(job, request),
+        "job_actions": get_allowed_actions(job, request.user),
         "may_edit": job.state in EDITABLE and may(request.user, "job.change"),
         "kind": error_groups.read_kind(job) if job.state == State.DEAD else None,
-        "may_test": job.state == State.DEAD and actions.ACTIONS["retry"].is_allowed(request),
+        "may_test": job.state == State.DEAD and JOB_ACTIONS[Verb.RETRY].is_allowed(request.user),
     }
 
 

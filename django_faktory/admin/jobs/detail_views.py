@@ -18,6 +18,7 @@ from ...errors import FaktoryError, InvalidPayload
 from ...models import Job
 from ...models.permissions import may_see
 from ...operations import bulk, edit
+from ...operations.job_actions import CLEAR, JOB_ACTIONS
 from ...operations.signatures import bind, find_task
 from ...store import texts
 from ...tasks import redaction
@@ -27,7 +28,7 @@ from ..formats import error_text
 from ..history import log_action
 from ..links import page_url, row_link
 from ..long_texts import LongText
-from . import actions, detail
+from . import detail
 from .arguments_form import ArgumentsForm
 
 REFRESHED_EVERY_S = 2
@@ -85,9 +86,9 @@ class JobViews(ReadOnlyAdmin):
     def _execute_one(self, request: HttpRequest, pk: int, verb: str) -> HttpResponse:
         if request.method != "POST":
             return self.answer_get(request, row_link("job", pk))
-        action = actions.ACTIONS.get(verb)
+        action = JOB_ACTIONS.get(verb)
         # "clear" acts on a queue and is no action on one job.
-        if action is None or verb == "clear" or not action.is_allowed(request) or not may_see(request.user, "job"):
+        if action is None or verb == CLEAR or not action.is_allowed(request.user) or not may_see(request.user, "job"):
             raise PermissionDenied
         # The long texts can be large, and the action needs none of them.
         job = Job.objects.defer(*self.long_texts).filter(pk=pk).first()

@@ -24,6 +24,7 @@ from ...models import Job
 from ...models.permissions import may
 from ...operations import bulk, error_groups, job_summaries
 from ...operations.error_groups import FailureKind
+from ...operations.job_actions import JOB_ACTIONS, Verb
 from ...operations.timings import PERIODS
 from ...store import texts
 from ..base import ReadOnlyAdmin
@@ -32,7 +33,6 @@ from ..labels import STATES
 from ..links import jobs_link, page_url, row_link
 from ..lists import format_capped
 from ..overview.charts import Chart, Point, build_chart
-from . import actions
 from .bulk_views import COUNTED
 
 JOBS_SHOWN = 20
@@ -77,7 +77,7 @@ class ErrorViews(ReadOnlyAdmin):
         retrying = error_groups.filter_kind(kind, using=using, state=State.RETRIES)
         retrying_ids = error_groups.ids_of_kind(retrying.order_by(*LATEST_FAILURE)[: RETRIES_COUNTED + 1], kind)
         failed = latest or _read_jobs(retrying_ids[:JOBS_SHOWN])
-        retry = actions.ACTIONS["retry"]
+        retry = JOB_ACTIONS[Verb.RETRY]
         count_text = format_capped(len(ids), COUNTED)
         return self.page(
             request,
@@ -86,7 +86,7 @@ class ErrorViews(ReadOnlyAdmin):
             % {"error": kind.errtype or gettext("Killed manually"), "number": count_text},
             chart=_build_chart(ids) if ids else None,
             last_retry_at=Job.objects.filter(pk__in=retrying_ids).aggregate(at=Max("run_at"))["at"],
-            may_kill=actions.ACTIONS["kill"].is_allowed(request),
+            may_kill=JOB_ACTIONS[Verb.KILL].is_allowed(request.user),
             kind=kind,
             count=len(ids),
             count_text=count_text,
@@ -99,9 +99,9 @@ class ErrorViews(ReadOnlyAdmin):
             releases=", ".join(error_groups.read_releases([job.pk for job in failed], using=using)),
             retrying=format_capped(len(retrying_ids), RETRIES_COUNTED),
             retrying_url=jobs_link(state="retries", q=f'error:"{kind.errtype}" task:"{kind.jobtype}"'),
-            may_retry=retry.is_allowed(request),
+            may_retry=retry.is_allowed(request.user),
             may_edit=may(request.user, "job.change"),
-            may_discard=actions.ACTIONS["discard"].is_allowed(request),
+            may_discard=JOB_ACTIONS[Verb.DISCARD].is_allowed(request.user),
             test=self._read_test(request),
             every_s=REFRESHED_EVERY_S,
         )
@@ -111,7 +111,7 @@ class ErrorViews(ReadOnlyAdmin):
         if request.method != "POST":
             return self.answer_get(request, row_link("job", pk))
         self._require_view_permission(request)  # the redirect's URL contains the job's error
-        if not actions.ACTIONS["retry"].is_allowed(request):
+        if not JOB_ACTIONS[Verb.RETRY].is_allowed(request.user):
             raise PermissionDenied
         job = Job.objects.defer(*self.long_texts).filter(pk=pk).first()
         if job is None:

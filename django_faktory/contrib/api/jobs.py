@@ -16,8 +16,9 @@ from ...core.queries import Query
 from ...models import Job
 from ...models.permissions import forbidden_query_fields
 from ...operations import bulk, error_groups, task_names
-from ...operations.bulk import Run, Verb
+from ...operations.bulk import Run
 from ...operations.edit import Changes, check_call, edit
+from ...operations.job_actions import JOB_ACTIONS, Verb
 from ...operations.rows import SHORT
 from ...operations.serializers import whole_job_of
 from ...tasks import base
@@ -31,38 +32,34 @@ from .problems import WrongState
 
 # The count of a dry run ends here: an exact count of a large table takes too long for a request.
 COUNTED = 10_000
-_DONE_LABELS = {
-    Verb.RETRY: "Retried",
-    Verb.REQUEUE: "Requeued",
-    Verb.CANCEL: "Cancelled",
-    Verb.KILL: "Killed",
-    Verb.DISCARD: "Discarded",
-    Verb.PRUNE: "Deleted",
-}
 
 
-def _make_action(verb: Verb, summary: str, description: str) -> Callable[..., Response]:
+def _make_action(verb: Verb) -> Callable[..., Response]:
     """Return the action of `Jobs` that performs an operation on one job."""
 
     def perform(self: Jobs, request: Request, **_: Any) -> Response:  # noqa: ARG001
         return self._execute(verb)
 
+    action = JOB_ACTIONS[verb]
+    states = ", ".join(sorted(action.states))
     # REST framework derives the address and the title of an action from the name of its function.
-    perform.__name__, perform.__doc__ = str(verb), f"{summary}\n\n{description}"
+    perform.__name__ = verb
+    perform.__doc__ = f"{verb.capitalize()} a job\n\n{action.help} The state of the job must be one of: {states}."
     return describe_action(answers.ActionResult, shows_row=True)(perform)
 
 
-def _make_bulk_action(verb: Verb, summary: str) -> Callable[..., Response]:
+def _make_bulk_action(verb: Verb) -> Callable[..., Response]:
     """Return the action of `Jobs` that performs an operation on the jobs of a query."""
-    description = (
-        "A bounded part of the jobs that a query selects; send `next` as `after` until it is null. Without `view_job`, "
-        "`dry_run` is refused, and so are queries by keys other than state, queue, task, batch, jid and age."
-    )
 
     def perform(self: Jobs, request: Request) -> Response:
         return self._execute_on_many(request, verb)
 
-    perform.__name__, perform.__doc__ = f"bulk_{verb}", f"{summary}\n\n{description}"
+    perform.__name__ = f"bulk_{verb}"
+    perform.__doc__ = (
+        f"{verb.capitalize()} many jobs\n\n{JOB_ACTIONS[verb].help} "
+        "A bounded part of the jobs that a query selects; send `next` as `after` until it is null. Without `view_job`, "
+        "`dry_run` is refused, and so are queries by keys other than state, queue, task, batch, jid and age."
+    )
     request = inputs.BulkRequestSerializer
     return describe_action(answers.BulkResult, request=request, detail=False, url_path=f"bulk/{verb}")(perform)
 
@@ -134,35 +131,16 @@ class Jobs(Resource):
         self.record(job, f"Edited {changed}")
         return self.respond(lambda: whole_job_of(job))
 
-    retry = _make_action(Verb.RETRY, "Run a failed job again now", "The job must be dead or wait for a retry.")
-    requeue = _make_action(Verb.REQUEUE, "Run a job now", "The job must be dead, scheduled or wait for a retry.")
-    kill = _make_action(
-        Verb.KILL, "Kill a job", "The job must not be running. It becomes dead and is kept for a while."
-    )
-    discard = _make_action(Verb.DISCARD, "Discard a job", "The job must not be running.")
-    prune = _make_action(Verb.PRUNE, "Delete a job that ended", "Before its retention ends.")
-    cancel = _make_action(
-        Verb.CANCEL,
-        "Cancel a job",
-        "A waiting job is discarded; a running job is stopped by its worker, if the worker supports it.",
-    )
-    bulk_retry = _make_bulk_action(Verb.RETRY, "Run many failed jobs again now")
-    bulk_requeue = _make_bulk_action(Verb.REQUEUE, "Run many jobs now")
-    bulk_cancel = _make_bulk_action(Verb.CANCEL, "Cancel many jobs, even if they are running")
-    bulk_kill = _make_bulk_action(Verb.KILL, "Kill many jobs")
-    bulk_discard = _make_bulk_action(Verb.DISCARD, "Discard many jobs")
-    bulk_prune = _make_bulk_action(Verb.PRUNE, "Delete many jobs that ended")
-
     def _execute(self, verb: Verb) -> Response:
         job = self.read_action()
         # The operation checks the state again in its UPDATE: the job may have moved since it was read.
         changed = bulk.execute(verb, Job.objects.using(get_alias()).filter(pk=job.pk))
         if not changed:
-            legal = ", ".join(sorted(bulk.STATES[verb]))
+            legal = ", ".join(sorted(JOB_ACTIONS[verb].states))
             raise WrongState(f"{verb}: takes a job that is {legal}; this one is {job.state}")
         # Read again: the operation may have moved the job or deleted its row.
         state = Job.objects.using(get_alias()).filter(pk=job.pk).values_list("state", flat=True).first()
-        self.record(job, _DONE_LABELS[verb], flag=DELETED if state is None else CHANGED)
+        self.record(job, JOB_ACTIONS[verb].done_in_english, flag=DELETED if state is None else CHANGED)
         return self.respond(lambda: {"changed": changed, "state": state})
 
     def _refuse_to_reveal(self, query: Query, *, is_dry: bool) -> None:
@@ -206,7 +184,7 @@ class Jobs(Resource):
         found, changed = part.placed - run.placed, part.changed - run.changed
         # One entry for the whole part: a part has up to 5,000 jobs. An empty part changed nothing that could be logged.
         if changed:
-            self.record(Job, f"{_DONE_LABELS[verb]} {changed} jobs", name=run.scope)
+            self.record(Job, f"{JOB_ACTIONS[verb].done_in_english} {changed} jobs", name=run.scope)
         cursor = None if part.is_over else part.sign()
         return Response({"query": str(run.query), "found": found, "changed": changed, "next": cursor})
 
@@ -224,13 +202,18 @@ class Jobs(Resource):
             kind = error_groups.read_kind(job)
         # An empty query would mean every job: a client that forgets the query must not delete everything.
         elif query.is_empty:
-            legal = " or ".join(sorted(bulk.STATES[verb]))
+            legal = " or ".join(sorted(JOB_ACTIONS[verb].states))
             raise ValidationError({"query": f"expected one; such as {legal} for all of these"})
         per_minute = validated.get("per_minute")
         if per_minute and verb is not Verb.RETRY:
             raise ValidationError({"per_minute": "expected with retry only"})
         every_s = 60 / per_minute if per_minute else 0.0
         return bulk.begin(verb, query, kind=kind, every_s=every_s, user=user, using=get_alias())
+
+
+for _verb in Verb:
+    setattr(Jobs, _verb, _make_action(_verb))
+    setattr(Jobs, f"bulk_{_verb}", _make_bulk_action(_verb))
 
 
 def _continue(validated: dict[str, Any], verb: Verb, user: str) -> Run:

@@ -9,7 +9,7 @@ import pytest
 from django.contrib.admin.models import LogEntry
 
 from django_faktory.models import Job, JobQuerySet
-from django_faktory.operations.bulk import Verb
+from django_faktory.operations.job_actions import Verb
 from tests.factories import T0, JobFactory
 from tests.project.tasks import add, once_a_group, send_invoice
 

@@ -14,7 +14,7 @@ from django_faktory.core.payloads import NewBatch
 from django_faktory.management.cli.screen import Screen
 from django_faktory.management.commands.faktory import Command
 from django_faktory.models import Job, Limit, Queue, WorkerProcess
-from django_faktory.operations.bulk import Verb
+from django_faktory.operations.job_actions import Verb
 from django_faktory.store.batches import batches
 from django_faktory.store.jobs import pushes
 from django_faktory.store.jobs.bulk import CHUNK

@@ -10,10 +10,9 @@ from django.contrib import admin
 from django.test.client import BOUNDARY, MULTIPART_CONTENT, encode_multipart
 from django.urls import reverse
 
-from django_faktory.admin.jobs import actions as job_actions
 from django_faktory.contrib.api import urls as api_urls
 from django_faktory.models import Queue
-from django_faktory.operations import bulk
+from django_faktory.operations.job_actions import CLEAR, JOB_ACTIONS, Verb
 from tests.factories import T0
 from tests.project.tasks import add
 from tests.security.matrix.rows import ROW
@@ -268,9 +267,9 @@ _ADMIN_ACTIONS = {
         "delete_selected": "delete_limit",
     },
     "outboxentry": {"try_again": "retry_outboxentry", "delete_selected": "delete_outboxentry"},
-    "job": {name: f"{name}_job" for name in job_actions.ACTIONS if name != "clear"},
+    "job": {name: f"{name}_job" for name in Verb},
 }  # fmt: skip
-_NEEDED = {name: "clear_queue" if name == "clear" else f"{name}_job" for name in job_actions.ACTIONS}
+_NEEDED = {name: "clear_queue" if name == CLEAR else f"{name}_job" for name in JOB_ACTIONS}
 
 
 def registered():
@@ -354,13 +353,13 @@ def _of_django(model, page, path, view):
 
 
 def _buttons(model, site):
-    acts = [name for name in job_actions.ACTIONS if name != "clear"] if model == "job" else list(site.object_actions)
+    acts = [*Verb] if model == "job" else list(site.object_actions)
     for name in acts:
         needs = frozenset({f"view_{model}", _ADMIN_ACTIONS[model][name]})
         path = _at(model, "act", _pk(model, name), name)
         yield Request(f"{model} act {name} GET", "GET", path, frozenset())  # leads back to the row
         yield Request(f"{model} act {name}", "POST", path, needs, _form({"confirmed": "yes", "why": "because"}), True)
-        if model == "job" and job_actions.ACTIONS[name].warning:
+        if model == "job" and JOB_ACTIONS[name].warning:
             yield Request(f"{model} act {name} unconfirmed", "POST", path, needs, _form({}))
 
 
@@ -405,8 +404,8 @@ def _run():
 
 
 def _all():
-    for name in job_actions.ACTIONS:
-        path = f"{_at('job', 'all')}?verb={name}&state={min(bulk.STATES[name])}"
+    for name in JOB_ACTIONS:
+        path = f"{_at('job', 'all')}?verb={name}&state={min(JOB_ACTIONS[name].states)}"
         needs = frozenset({"view_job", _NEEDED[name]})
         yield Request(f"job all {name} GET", "GET", path, needs)
         yield Request(f"job all {name}", "POST", path, needs, _form({}))

@@ -10,36 +10,23 @@ from ....core.lifecycle import State
 from ....core.mutation import TARGETS, Mutation
 from ....core.queries import Query
 from ....operations import bulk
-from ....operations.bulk import Run, Verb
+from ....operations.bulk import Run
+from ....operations.job_actions import JOB_ACTIONS, Verb
 from ....store.batches import batches
 from ....store.maintenance import due
 from ....store.store import Store
 from ..screen import quantity, span
 from ..subcommand import INTERRUPTED, NOTHING, OK, YES, Argument, Invocation, Unsupported, flag, subcommand, whole
 
-_NEED_CONFIRMATION = (Verb.CANCEL, Verb.KILL, Verb.DISCARD, Verb.PRUNE)
-
-
-def _query(nargs: str) -> Argument:
-    return Argument("query", nargs=nargs, help="Which jobs, such as: dead queue:mail error:Timeout, or a jid.")
-
-
+_QUERY = Argument("query", nargs="+", help="Which jobs, such as: dead queue:mail error:Timeout, or a jid.")
+_PRUNED = Argument("query", nargs="*", help="Which jobs, such as: dead older:1h; those past their retention if none.")
 _BOUNDS = (
     Argument("--limit", type=whole, metavar="N", help="Maximum number of jobs, newest first (1 for a test)."),
     flag("--dry-run", "Only print how many jobs would change."),
 )
-_ARGUMENTS = (_query("+"), *_BOUNDS)
 _PER_MINUTE = Argument("--per-minute", type=whole, metavar="N", help="Run at most N of them in a minute.")
 
 
-@subcommand(
-    "retry", "Run failed jobs now, or N per minute: dead ones and those waiting to retry.", *_ARGUMENTS, _PER_MINUTE
-)
-@subcommand("requeue", "Run dead, scheduled and retrying jobs now.", *_ARGUMENTS)
-@subcommand("cancel", "Remove waiting jobs, and stop running ones (Python workers only).", *_ARGUMENTS, YES)
-@subcommand("kill", "Move waiting jobs to dead.", *_ARGUMENTS, YES)
-@subcommand("discard", "Remove waiting jobs without running them.", *_ARGUMENTS, YES)
-@subcommand("prune", "Delete finished jobs; without a query, those past their retention.", _query("*"), *_BOUNDS, YES)
 def _run_operation(call: Invocation) -> int:
     """Perform the operation that the subcommand is named after."""
     verb, query = Verb(call.name), call.parse_query()
@@ -48,7 +35,7 @@ def _run_operation(call: Invocation) -> int:
     # An empty query would mean every job: a forgotten argument must not discard everything.
     if query.is_empty:
         raise Unsupported(
-            f"{verb}: expected a query; such as {' or '.join(sorted(bulk.STATES[verb]))} for all of these"
+            f"{verb}: expected a query; such as {' or '.join(sorted(JOB_ACTIONS[verb].states))} for all of these"
         )
     # MUTATE affects no running jobs, and can neither cancel jobs nor set their times: `require_alias` rejects these.
     if call.alias is None and verb is not Verb.CANCEL and not call.options.get("per_minute"):
@@ -63,9 +50,15 @@ def _run_operation(call: Invocation) -> int:
     if options["dry_run"]:
         _print_result(call, query, 0, total=total)
         return OK if total else NOTHING
-    if total and verb in _NEED_CONFIRMATION:
+    if total and JOB_ACTIONS[verb].warning:
         call.require_confirmation(f"{verb} {quantity(total, 'job')} ({query})?")
     return _execute(call, query, run, total)
+
+
+for _verb in reversed(Verb):  # the last one added comes first in the help
+    _arguments = [_PRUNED if _verb is Verb.PRUNE else _QUERY, *_BOUNDS]
+    _arguments += [_PER_MINUTE] * (_verb is Verb.RETRY) + [YES] * bool(JOB_ACTIONS[_verb].warning)
+    subcommand(_verb, JOB_ACTIONS[_verb].help, *_arguments)(_run_operation)
 
 
 def _execute(call: Invocation, query: Query, run: Run, total: int) -> int:
@@ -124,7 +117,7 @@ def _run_on_remote_server(call: Invocation, verb: Verb, query: Query) -> int:
     mutations = _mutations(call, verb, query)
     if call.options["dry_run"] or call.options["limit"]:
         raise Unsupported(f"{call.name}: a Faktory server elsewhere supports neither --dry-run nor --limit")
-    if verb in _NEED_CONFIRMATION:
+    if JOB_ACTIONS[verb].warning:
         call.require_confirmation(f"{verb} all of: {query}?")
     for mutation in mutations:
         call.broker.mutate(mutation)
@@ -133,7 +126,7 @@ def _run_on_remote_server(call: Invocation, verb: Verb, query: Query) -> int:
 
 
 def _mutations(call: Invocation, verb: Verb, query: Query) -> list[Mutation]:
-    legal = tuple(State(target) for target in TARGETS if State(target) in bulk.STATES[verb])
+    legal = tuple(State(target) for target in TARGETS if State(target) in JOB_ACTIONS[verb].states)
     # Without a state the mutation is sent once for each set that is legal for this operation.
     states = query.states or legal
     expressible = Query(states=query.states, tasks=query.tasks, jids=query.jids)
