@@ -6,7 +6,7 @@ FAULTS ?= 1000
 MINUTES ?= 0
 OUTSIDE ?= 3000
 
-.PHONY: help demo test test-all soak faults attacks bouncer fuzz planted mutants lint format setup docs site screenshots wheel clean
+.PHONY: help demo test test-all soak faults attacks bouncer fuzz planted mutants lint format setup docs site screenshots wheel sbom clean
 
 help:
 	@echo "make demo     run the example project, with a worker, and show its jobs (ONCE=1: end by itself)"
@@ -21,7 +21,8 @@ help:
 	@echo "make mutants  change core/ and store/ in many small ways; prints what no test detects (ARGS='django_faktory.core.cron*')"
 	@echo "make lint     formatting, ruff, mypy, import contracts, house rules, spelling, migrations, secrets, known holes"
 	@echo "make format   format the code"
-	@echo "make wheel    build wheel and sdist, and use the wheel in an empty environment and a new project"
+	@echo "make wheel    build wheel and sdist twice, compare, and use the wheel in empty environments and new projects"
+	@echo "make sbom     list what pip installs with the package and all its extras, as CycloneDX, in dist/"
 	@echo "make setup    make .venv and install what the other targets need"
 	@echo "make docs     generate the settings, the limits of commands, the diagram of states and the licences"
 	@echo "make site     build the documentation into build/site; a warning is an error"
@@ -82,6 +83,9 @@ format:
 
 wheel: setup
 	@.venv/bin/python scripts/try_wheel.py $(ARGS)
+
+sbom: setup
+	@.venv/bin/python scripts/try_wheel.py --sbom dist
 
 docs:
 	@$(PYTHON) scripts/bootstrap.py

@@ -18,7 +18,11 @@ DJANGOS = ("5.2", "6.0", "6.1")
 PYTHON_OF = {"5.2": "3.11", "6.0": "3.12", "6.1": "3.12"}
 """The oldest Python of each Django that we support."""
 
-EXTRAS = "dev,postgres,redis,mysql"
+INSTALLED = (
+    "--editable",
+    ".[api,cli,crypto,metrics,mysql,postgres,redis]",
+    *nox.project.dependency_groups(nox.project.load_toml("pyproject.toml"), "dev", "example"),
+)
 DEPENDENT = ("tests/store", "tests/brokers", "tests/tasks", "tests/contract")
 """Folders of tests that depend on the version of Django or on the driver; `make test` runs all folders."""
 
@@ -60,7 +64,7 @@ NEWEST_DJANGO = next(django for django in reversed(DJANGOS) if at_least(NEWEST, 
 
 def run_tests(session, django, environment, folders):
     """Install the package, print the versions, and run the tests."""
-    session.install("--quiet", "--editable", f".[{EXTRAS}]", f"django=={django}.*")
+    session.install("--quiet", *INSTALLED, f"django=={django}.*")
     session.run("python", "-c", "import sys, django; print('Python', sys.version, 'Django', django.get_version())")
     tag = "nox_" + "".join(char if char.isalnum() else "_" for char in session.name)
     command = [*PYTHON, "-m", "pytest", "-q", "-n", "2", *(session.posargs or folders)]
@@ -86,7 +90,7 @@ def add_service(name, service, environment, folders):
 
     @nox.session(name=name, python=FOUND[NEWEST] or NEWEST, tags=["databases"])
     def with_service(session):
-        session.install("--quiet", "--editable", f".[{EXTRAS}]", f"django=={NEWEST_DJANGO}.*")
+        session.install("--quiet", *INSTALLED, f"django=={NEWEST_DJANGO}.*")
         if why := missing(session, service):
             session.skip(why)
         run_tests(session, NEWEST_DJANGO, environment, folders)

@@ -48,7 +48,7 @@ __all__ = [
     "push",
     "task",
 ]
-__version__ = "1.0.0rc1"
+__version__ = "1.0.0"
 
 # These modules import the Tasks API and read Django's settings, which may not be ready before.
 __getattr__ = import_on_use(

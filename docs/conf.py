@@ -64,16 +64,13 @@ _LISTED = re.compile(r"^- \[[^\]]+\]\(([^)#\s]+)\.md\)", re.MULTILINE)
 
 
 def repository():
-    """Return the address in pyproject.toml under which files that are not pages are found, or an empty string."""
-    urls = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["project"].get("urls", {})
-    return next((urls[name].rstrip("/") for name in ("Source", "Repository") if name in urls), "")
+    """Return the address in pyproject.toml under which files that are not pages are found."""
+    read = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))
+    return read["tool"]["hatch"]["metadata"]["hooks"]["custom"]["repository"]
 
 
 def point_outside(page, text):
-    """Return the text with links to files outside docs/ replaced by links to the repository.
-
-    If its address is not known, they are replaced by the names of the files.
-    """
+    """Return the text with links to files outside docs/ replaced by links to the repository."""
     base = repository()
 
     def replaced(match):
@@ -82,7 +79,7 @@ def point_outside(page, text):
         if path.is_relative_to(HERE):
             return match[0]
         name = path.relative_to(ROOT).as_posix()
-        return f"[{words}]({base}/blob/main/{name})" if base else f"{words} (`{name}`)"
+        return f"[{words}]({base}/blob/v{release}/{name})"
 
     return _OUTSIDE.sub(replaced, text)
 

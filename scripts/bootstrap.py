@@ -17,7 +17,8 @@ from pathlib import Path
 ROOT = Path(__file__).resolve().parent.parent
 NODE_FOLDERS = (ROOT / "tests" / "interop" / "node", ROOT / "tests" / "browser" / "node")
 """Each has a package.json, whose description says why its package is needed."""
-EXTRAS = ("dev", "docs", "example", "postgres", "redis")
+EXTRAS = ("api", "cli", "crypto", "metrics", "postgres", "redis")
+GROUPS = ("dev", "docs", "example")
 OLDEST = (3, 11)
 
 
@@ -27,18 +28,18 @@ def main():
     options = arguments()
     folder = ROOT / options.venv
     stamp = folder / "installed.json"
-    extras = extras_of_example() if options.example else EXTRAS
+    extras, groups = (extras_of_example(), ("example",)) if options.example else (EXTRAS, GROUPS)
     wanted = {"place": [sys.version, str(ROOT)], "content": fingerprint(options)}
     found = read(stamp)
-    present = found.pop("extras", [])
-    if found != wanted or not set(extras) <= set(present):
+    present, names = found.pop("names", []), {*extras, *groups}
+    if found != wanted or not names <= set(present):
         if folder.is_symlink():  # making it again empties the folder, which belongs to another checkout
             sys.exit(f"{options.venv} is a link to {folder.resolve()}, made for another checkout: remove the link")
         print_step(f"installing into {options.venv} (once; some minutes on a slow line)")
         if found.get("place") != wanted["place"]:
             make_venv(folder)
-        install(folder, options, extras)
-        stamp.write_text(json.dumps({**wanted, "extras": sorted({*extras, *(present if found == wanted else ())})}))
+        install(folder, options, extras, groups)
+        stamp.write_text(json.dumps({**wanted, "names": sorted({*names, *(present if found == wanted else ())})}))
     if not has_mysqlclient(folder) and (not options.example or database().startswith("mysql")):
         add_mysqlclient(folder)
     if options.node:
@@ -59,7 +60,7 @@ def arguments():
         "--node", action="store_true", help="also npm packages: a Faktory client and axe-core, for their tests"
     )
     parser.add_argument("--browser", action="store_true", help="also Chromium, for the browser tests")
-    parser.add_argument("--also", choices=["fuzz", "mutants"], help="an extra with a tool of one target")
+    parser.add_argument("--also", choices=["fuzz", "mutants"], help="a group with the tool of one target")
     return parser.parse_args()
 
 
@@ -77,18 +78,20 @@ def read(stamp):
 
 
 def extras_of_example():
-    """Return what the example project needs, with the driver of its database."""
+    """Return the extras that the example project needs, with the driver of its database."""
     needs_driver = database().startswith(("postgres", "pgsql"))
-    return ("example", *(["postgres"] if needs_driver else []), *(["redis"] if "REDIS_URL" in os.environ else []))
+    return ("api", "cli", *(["postgres"] if needs_driver else []), *(["redis"] if "REDIS_URL" in os.environ else []))
 
 
 def database():
     return os.environ.get("DATABASE_URL", "")
 
 
-def install(folder, options, extras):
-    django = [f"django=={options.django}.*"] if options.django else []
-    if pip(folder, "--editable", f"{ROOT}[{','.join(extras)}]", *django) != 0:
+def install(folder, options, extras, groups):
+    # By name, not with pip's option --group, which the pip of Python 3.11 and 3.12 does not have.
+    more = [line for group in groups for line in requirements(group)]
+    more += [f"django=={options.django}.*"] if options.django else []
+    if pip(folder, "--editable", f"{ROOT}[{','.join(extras)}]", *more) != 0:
         sys.exit(f"pip could not install this project into {options.venv} (see above); is there a network?")
 
 
@@ -123,10 +126,11 @@ def add_mysqlclient(folder):
             f"MariaDB is left out: its driver is compiled here and needs {', '.join(missing)}; install them, run again"
         )
         return
-    if pip(folder, requirement("mysql"), quiet_errors=True) != 0:
+    [driver] = requirements("mysql")
+    if pip(folder, driver, quiet_errors=True) != 0:
         print_step(
             "MariaDB is left out: its driver could not be compiled; "
-            f"to see why: {folder.name}/bin/pip install '{requirement('mysql')}'"
+            f"to see why: {folder.name}/bin/pip install '{driver}'"
         )
 
 
@@ -150,21 +154,22 @@ def is_known_to_pkg_config(name):
     return subprocess.run(["pkg-config", "--exists", name], check=False).returncode == 0
 
 
-def requirement(extra):
-    """Return the only requirement of this extra."""
+def requirements(name):
+    """Return the requirements of this extra or group."""
     import tomllib  # new in Python 3.11; `main` has checked the version
 
-    project = tomllib.loads((ROOT / "pyproject.toml").read_text())
-    return project["project"]["optional-dependencies"][extra][0]
+    read = tomllib.loads((ROOT / "pyproject.toml").read_text())
+    return {**read["project"]["optional-dependencies"], **read["dependency-groups"]}[name]
 
 
-def add_tool(folder, extra):
-    """Install the extra if it is available for this machine; if it is not, its target prints a message."""
-    name = requirement(extra).partition(">")[0]
+def add_tool(folder, group):
+    """Install the group if it is available for this machine; if it is not, its target prints a message."""
+    [tool] = requirements(group)
+    name = tool.partition(">")[0]
     found = subprocess.run([str(folder / "bin" / "python"), "-c", f"import {name}"], check=False, capture_output=True)
     if found.returncode != 0:
-        print_step(f"installing {name}, for `make {extra}`")
-        pip(folder, "--only-binary=:all:", requirement(extra), quiet_errors=True)
+        print_step(f"installing {name}, for `make {group}`")
+        pip(folder, "--only-binary=:all:", tool, quiet_errors=True)
 
 
 def apt_install(packages):

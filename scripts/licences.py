@@ -12,12 +12,10 @@ import tomllib
 from importlib.metadata import PackageNotFoundError, distribution
 from pathlib import Path
 
+from packaging.requirements import Requirement
+
 ROOT = Path(__file__).resolve().parent.parent
 PAGE = ROOT / "docs" / "reference" / "licences.md"
-OURS = "django-faktory"
-NOT_OURS = ("dev", "fuzz", "mutants", "docs")
-"""Extras for developers of this package; users do not install them."""
-
 ACCEPTED = {
     "0BSD": "may be used, changed and passed on",
     "Apache-2.0": "may be used, changed and passed on; grants patents",
@@ -62,9 +60,8 @@ def direct():
     groups = {"": project["dependencies"], **project["optional-dependencies"]}
     found = {}
     for extra, needed in groups.items():
-        for requirement in needed if extra not in NOT_OURS else ():
+        for requirement in needed:
             found.setdefault(name_of(requirement), set()).add(extra)
-    found.pop(OURS, None)
     return found
 
 
@@ -83,7 +80,8 @@ def everything():
             absent.append(name)
             continue
         for requirement in needed:
-            if "extra ==" in requirement and not (name == "psycopg" and "binary" in requirement):
+            marker = Requirement(requirement).marker
+            if marker and not marker.evaluate({"extra": "binary" if name == "psycopg" else ""}):
                 continue
             other = name_of(requirement)
             if is_installed(other) and not found[name] <= found.get(other, set()):

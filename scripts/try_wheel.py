@@ -1,13 +1,16 @@
 """Build wheel and sdist, check their contents, and use the wheel as a new user does: in empty environments.
 
-    python scripts/try_wheel.py [--keep FOLDER]
+    python scripts/try_wheel.py [--keep FOLDER | --sbom FOLDER]
 
+Both are built twice, from two copies of the source, and must be equal: anybody can build them again and compare.
 On each supported pair of Python and Django, a new project types what the README says: install, migrate, enqueue,
 `runfaktory` until the job is done, open the admin. A Python that is not installed is left out, with a message.
-Needs the packages build, twine and check-wheel-contents, which `make setup` installs.
+`--sbom` only writes the list of what pip installs with the wheel and all its extras, in CycloneDX.
+Needs the packages build, twine, check-wheel-contents and cyclonedx-bom, which `make setup` installs.
 """
 
 import argparse
+import hashlib
 import os
 import re
 import shutil
@@ -16,6 +19,7 @@ import sys
 import tarfile
 import tempfile
 import time
+import tomllib
 import zipfile
 from pathlib import Path
 
@@ -29,7 +33,7 @@ NEEDED = (
     "store/dialects/postgresql/functions/push.sql",
     "management/commands/runfaktory.py",
 )
-ONLY_IN_SDIST = {"PKG-INFO", "pyproject.toml", ".gitignore"}
+ONLY_IN_SDIST = {"PKG-INFO", "pyproject.toml", ".gitignore", "hatch_build.py"}
 SDIST_ROOTS = ("django_faktory/", "docs/", "README.md", "CHANGELOG.md", "LICENSE", "SECURITY.md")
 
 PAIRS = (("3.11", "5.2"), *((python, django) for python in ("3.12", "3.13") for django in ("5.2", "6.0", "6.1")))
@@ -98,12 +102,23 @@ WRONG = "[arg-type]"
 def main():
     parser = argparse.ArgumentParser(description="Build wheel and sdist, check them, and use the wheel.")
     parser.add_argument("--keep", type=Path, metavar="FOLDER", help="build into this folder, and leave it there")
+    parser.add_argument(
+        "--sbom", type=Path, metavar="FOLDER", help="only write the list of components into this folder"
+    )
     options = parser.parse_args()
     begun = time.monotonic()
     with tempfile.TemporaryDirectory() as folder:
-        dist = options.keep or Path(folder) / "dist"
-        wheel, sdist = build(dist)
+        if options.sbom:
+            write_sbom(build(ROOT, Path(folder) / "dist")[0], options.sbom, Path(folder))
+            return
+        if options.keep and "/OWNER/" in repository():
+            sys.exit(
+                "expected the address of the project in pyproject.toml, got a placeholder: see CONTRIBUTING, Releases"
+            )
+        wheel, sdist = build(ROOT, options.keep or Path(folder) / "dist")
         check(wheel, sdist)
+        build_again(wheel, sdist, Path(folder) / "again")
+        refuse(wheel, Path(folder))
         for python, django in PAIRS:
             if program := interpreter(python):
                 use(wheel, Path(folder) / f"{python}-{django}", program, django, is_typed=(python, django) == PAIRS[0])
@@ -112,12 +127,72 @@ def main():
     print_step(f"good, {time.monotonic() - begun:.0f} s")
 
 
-def build(dist):
+def repository():
+    read = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))
+    return read["tool"]["hatch"]["metadata"]["hooks"]["custom"]["repository"]
+
+
+def build(source, dist):
     """Build both, the wheel from the sdist: a file that is missing there is missing in the wheel too."""
     print_step("building")
-    run(sys.executable, "-m", "build", "--quiet", "--outdir", dist, ROOT)
+    last = subprocess.run(["git", "log", "-1", "--format=%ct"], cwd=ROOT, capture_output=True, text=True, check=True)
+    environment = {**clean_environment(), "SOURCE_DATE_EPOCH": last.stdout.strip()}
+    run(sys.executable, "-m", "build", "--quiet", "--outdir", dist, source, env=environment)
     [wheel], [sdist] = dist.glob("*.whl"), dist.glob("*.tar.gz")
     return wheel, sdist
+
+
+def build_again(wheel, sdist, folder):
+    """Build both from a copy of the source: new times and another path must change no byte."""
+    for name in committed():
+        (folder / name).parent.mkdir(parents=True, exist_ok=True)
+        shutil.copyfile(ROOT / name, folder / name)
+    for first, second in zip((wheel, sdist), build(folder, folder / "dist"), strict=True):
+        sums = [hashlib.sha256(one.read_bytes()).hexdigest() for one in (first, second)]
+        if sums[0] != sums[1]:
+            sys.exit(f"{first.name}: two builds differ: sha256 {sums[0]} and {sums[1]}")
+        print_step(f"{first.name}: reproducible, sha256 {sums[0]}")
+
+
+def write_sbom(wheel, out, folder):
+    """Install the wheel with all its extras into an empty environment, and list what is there.
+
+    By cyclonedx-bom, the format's own generator: it reads licences and dependencies, and validates its output.
+    """
+    extras = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["project"]["optional-dependencies"]
+    run(sys.executable, "-m", "venv", "--without-pip", folder / "venv")
+    target = ("--python", folder / "venv" / "bin" / "python")
+    run(
+        sys.executable,
+        "-m",
+        "pip",
+        "--disable-pip-version-check",
+        *target,
+        "install",
+        "-q",
+        f"{wheel}[{','.join(extras)}]",
+    )
+    out.mkdir(parents=True, exist_ok=True)
+    stem, version = wheel.name.removesuffix("-py3-none-any.whl"), wheel.name.split("-")[1]
+    path, project = out / f"{stem}.cdx.json", folder / "pyproject.toml"
+    # Of the metadata that is computed, the list needs the version.
+    text = (ROOT / "pyproject.toml").read_text(encoding="utf-8")
+    project.write_text(re.sub(r"^dynamic = .*$", f'version = "{version}"', text, flags=re.MULTILINE), encoding="utf-8")
+    kind = ("--pyproject", project, "--mc-type", "library", "--output-reproducible", "--output-file", path)
+    run(Path(sys.executable).with_name("cyclonedx-py"), "environment", folder / "venv", *kind)
+    print_step(f"{path}")
+
+
+def refuse(wheel, folder):
+    """Check that pip says which Python is required if it is too old."""
+    if not (program := interpreter("3.10")):
+        print_step("Python 3.10: left out, it is not installed")
+        return
+    run(program, "-m", "venv", folder / "old")
+    command = [folder / "old" / "bin" / "python", "-m", "pip", "install", "--no-deps", wheel]
+    done = subprocess.run(command, capture_output=True, text=True, check=False, env=clean_environment())
+    if done.returncode == 0 or "requires a different Python" not in done.stderr:
+        sys.exit(f"expected pip to refuse Python 3.10 and to name the version, got {done.returncode}: {done.stderr}")
 
 
 def check(wheel, sdist):

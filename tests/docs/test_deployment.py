@@ -1,17 +1,19 @@
-"""Test units and manifests of the guides: they are consistent, timeouts suffice, and systemd accepts the units."""
+"""Test units, images and manifests of the guides, and the files for hosts: they are valid, and timeouts suffice."""
 
 import re
 import shlex
 import shutil
 import subprocess
 import sys
+from pathlib import Path
 
+import kubernetes_validate
 import pytest
 import yaml
 from django.core.management import load_command_class
 
 from django_faktory import conf
-from tests.docs.pages import text_of
+from tests.docs.pages import ROOT, text_of
 
 pytestmark = pytest.mark.core
 
@@ -46,6 +48,13 @@ def port_of(address):
     return int(address.rpartition(":")[2])
 
 
+def run_tool(name, *arguments):
+    """Run a program of this environment; return its exit code and its output."""
+    command = [Path(sys.executable).with_name(name), *arguments]
+    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=60, check=False)
+    return done.returncode, done.stdout + done.stderr
+
+
 @pytest.mark.skipif(shutil.which("systemd-analyze") is None, reason="systemd-analyze is not installed (apt: systemd)")
 def test_systemd_accepts_the_documented_units(tmp_path):
     for name, code in units():
@@ -65,6 +74,11 @@ def test_a_unit_has_valid_options_and_a_sufficient_stop_timeout(name, code):
     assert runfaktory(given["ExecStart"]).worker_only is ("@" in name)
     assert int(given["TimeoutStopSec"]) > GRACE_S
     assert given["KillMode"] == "mixed"
+
+
+@pytest.mark.parametrize("kind", ["Deployment", "Service"])
+def test_kubernetes_accepts_the_documented_manifests(kind):
+    kubernetes_validate.validate(manifests()[kind], "1.37", strict=True)
 
 
 def test_probes_and_service_of_the_deployment_match_its_ports():
@@ -95,8 +109,11 @@ def test_the_scaled_object_refers_to_the_deployment():
     assert target == manifests()["Deployment"]["metadata"]["name"]
 
 
-def test_the_compose_file_is_consistent():
+def test_the_compose_file_is_valid_and_consistent(tmp_path):
     (code,) = blocks("yaml", "containers.md")
+    (tmp_path / "compose.yaml").write_text(code)
+    code_and_output = run_tool("check-jsonschema", "--builtin-schema", "vendor.compose-spec", tmp_path / "compose.yaml")
+    assert code_and_output == (0, "ok -- validation done\n")
     compose = yaml.safe_load(code)
     services = compose["services"]
     for one in services.values():
@@ -115,3 +132,31 @@ def test_the_image_command_is_in_exec_form():
     (code,) = blocks("dockerfile", "containers.md")
     command = yaml.safe_load(re.search(r"^CMD (.*)$", code, flags=re.MULTILINE)[1])
     assert runfaktory(command).worker_only is True
+
+
+def test_hadolint_accepts_the_documented_image(tmp_path):
+    (code,) = blocks("dockerfile", "containers.md")
+    (tmp_path / "Dockerfile").write_text(code)
+    assert run_tool("hadolint", "--no-color", tmp_path / "Dockerfile") == (0, "")
+
+
+@pytest.mark.parametrize(
+    ("schema", "pattern"),
+    [
+        ("github-workflows", ".github/workflows/*.yml"),
+        ("github-issue-forms", ".github/ISSUE_TEMPLATE/*.yml"),
+        ("readthedocs", ".readthedocs.yaml"),
+    ],
+)
+def test_files_for_the_hosts_are_valid(schema, pattern):
+    files = sorted(ROOT.glob(pattern))
+    assert files
+    assert run_tool("check-jsonschema", "--builtin-schema", f"vendor.{schema}", *files) == (
+        0,
+        "ok -- validation done\n",
+    )
+
+
+def test_the_host_runs_the_script_of_all_checks():
+    workflow = yaml.safe_load((ROOT / ".github" / "workflows" / "ci.yml").read_text(encoding="utf-8"))
+    assert [step["run"] for step in workflow["jobs"]["everything"]["steps"] if "run" in step][-1] == ".ci/run"

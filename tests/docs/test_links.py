@@ -1,6 +1,8 @@
 """Test that links lead to existing files and headings, both on a forge and on the site."""
 
 import re
+import subprocess
+import tomllib
 
 import pytest
 
@@ -8,6 +10,8 @@ from tests.docs.pages import DOCS, ROOT, anchors, name, pages, text_of, without_
 
 pytestmark = pytest.mark.core
 
+PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))
+REPOSITORY = PROJECT["tool"]["hatch"]["metadata"]["hooks"]["custom"]["repository"]
 LINK = re.compile(r"!?\[(?:[^\]]|\n)*?\]\(([^)\s]+)\)")
 
 
@@ -27,6 +31,15 @@ def test_each_link_anchor_points_to_an_existing_heading():
     known = {path: anchors(path) for _, _, path, anchor in links() if anchor and path.suffix == ".md"}
     lost = [f"{name(page)}: {target}" for page, target, path, anchor in links() if anchor and anchor not in known[path]]
     assert lost == []
+
+
+def test_the_address_of_the_project_is_in_one_place():
+    """Every absolute link to it is derived, by hatch_build.py and docs/conf.py."""
+    listed = subprocess.run(["git", "ls-files"], cwd=ROOT, capture_output=True, text=True, check=True).stdout.split()
+    texts = {path: (ROOT / path).read_bytes().decode(errors="ignore") for path in listed if (ROOT / path).is_file()}
+    ours = re.compile(rf"{re.escape(REPOSITORY)}|https?://[^\s)\"'<>]*/django[-_]faktory", re.IGNORECASE)
+    found = [(path, link) for path, text in texts.items() for link in ours.findall(text)]
+    assert found == [("pyproject.toml", REPOSITORY)]
 
 
 def test_each_decision_named_in_the_code_exists():
