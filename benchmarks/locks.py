@@ -67,8 +67,7 @@ def end(one, job):
 def behind(one, locked, free=200):
     """Time FETCH of free jobs, one after the other, behind `locked` jobs that wait for a key that is held."""
     began = time.perf_counter()
-    for _ in range(locked // 1000):
-        one.push(jobs(1000, "head", lock="hot"))
+    push(one, locked, "head", lock="hot")
     pushed_s = time.perf_counter() - began
     [holder] = fetch(one, "head")
     one.push(jobs(free, "head"))

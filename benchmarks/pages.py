@@ -234,7 +234,7 @@ def _lists_of_jobs():
     ):
         found[f"{state} jobs"] = f"{JOBS}?state={state}"
     searches = (
-        "job-77777",
+        "job-7777",
         "shop.tasks.task_7",
         "queue:queue-3",
         "error:Error3",
@@ -268,7 +268,7 @@ def _api():
     found |= {f"api jobs {words}": f"/api/jobs/?{words}" for words in asked}
     found |= {f"api batch {more}": f"/api/batches/b-large/{more}" for more in ("", "members/", "children/", "tree/")}
     return found | {
-        "api job": "/api/jobs/job-77777/",
+        "api job": "/api/jobs/job-7777/",
         "api queue": "/api/queues/queue-3/",
         "api cron entry": "/api/cron/report 1/",
     }

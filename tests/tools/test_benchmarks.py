@@ -28,7 +28,7 @@ SMALL = {
     "gearmonkey": [],
     "growth": ["--backlog", "500", "--rounds", "1", "--jobs", "100"],
     "limits": ["--jobs", "20", "--held", "50"],
-    "locks": ["--hot", "20", "--locked", "1000"],
+    "locks": ["--hot", "20", "--locked", "50"],
     "mutate": ["500"],
     "pages": ["10000"],
     "queues": ["20"],
