@@ -5,11 +5,20 @@ from __future__ import annotations
 from typing import Any
 
 from django.apps import AppConfig
+from django.conf import settings
+from django.core.exceptions import ImproperlyConfigured
 from django.core.management.base import CommandError
 from django.db import connections
 from django.db.models.signals import post_migrate
+from django.db.utils import load_backend
 
+from .core.extras import explain_missing
 from .errors import FunctionsMissing
+
+_DRIVERS = {
+    "django.db.backends.postgresql": ("psycopg", "postgres"),
+    "django.db.backends.mysql": ("mysqlclient", "mysql"),
+}
 
 
 class FaktoryConfig(AppConfig):
@@ -18,6 +27,10 @@ class FaktoryConfig(AppConfig):
     name = "django_faktory"
     verbose_name = "Faktory"
     default_auto_field = "django.db.models.BigAutoField"
+
+    def __init__(self, *args: Any) -> None:
+        super().__init__(*args)
+        _check_drivers()  # before the first model, which would raise an error of Django that names no extra
 
     def ready(self) -> None:
         """Register checks, proxy models and the receiver of `post_migrate`; install the operations of query sets.
@@ -42,6 +55,18 @@ class FaktoryConfig(AppConfig):
         # Not a migration: tables are also created by `migrate --run-syncdb`, `MIGRATE: False`, `pytest --nomigrations`
         # and, for tenants, `migrate_schemas`.
         post_migrate.connect(_install_functions, sender=self)
+
+
+def _check_drivers() -> None:
+    """Name the extra that installs the driver of a database, if the driver is missing."""
+    for alias, database in settings.DATABASES.items():
+        engine = database.get("ENGINE", "")
+        if engine not in _DRIVERS:
+            continue
+        try:
+            load_backend(engine)
+        except ImproperlyConfigured as error:
+            raise ImproperlyConfigured(explain_missing(f"DATABASES[{alias!r}]", *_DRIVERS[engine])) from error
 
 
 def _install_functions(using: str, **_: Any) -> None:

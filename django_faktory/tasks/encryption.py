@@ -13,6 +13,7 @@ from hashlib import sha256
 from typing import TYPE_CHECKING, Any
 
 from .. import conf
+from ..core.extras import explain_missing
 from ..core.job_options import SAME, SEALED
 from ..core.json import jsontext
 from ..errors import CannotDecrypt, CannotEncrypt, InvalidPayload
@@ -106,7 +107,7 @@ def _fernet(error: type[CannotDecrypt | CannotEncrypt]) -> MultiFernet:
     try:
         return _make_fernet(tuple(keys))
     except ImportError:
-        raise error("cryptography is not installed: pip install django-faktory[crypto]") from None
+        raise error(explain_missing("FAKTORY['ENCRYPTION_KEYS']", "cryptography", "crypto")) from None
     except (TypeError, ValueError):  # `from None`: the cause could contain a part of a key
         raise error(
             "FAKTORY['ENCRYPTION_KEYS']: expected keys of 32 bytes in URL-safe base64, got an invalid one; "

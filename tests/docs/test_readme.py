@@ -27,6 +27,14 @@ def test_benchmark_figures_equal_the_measured_ones():
     assert shown == [known[row[0]] for row in shown]
 
 
+def test_the_quickstart_lists_each_extra():
+    project = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["project"]
+    shown = [
+        name for row in rows(section(text_of("quickstart.md"), "## Extras")) for name in re.findall(r"`(\w+)`", row[0])
+    ]
+    assert sorted(shown) == sorted(project["optional-dependencies"])
+
+
 def test_supported_versions_equal_the_package_metadata():
     project = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["project"]
     declared = " ".join(project["classifiers"])

@@ -291,7 +291,7 @@ def test_system_checks_report_invalid_keys_and_a_missing_library(monkeypatch):
     encryption._make_fernet.cache_clear()
     monkeypatch.setitem(sys.modules, "cryptography.fernet", None)
     [message] = find_errors(ENCRYPT_ARGUMENTS=True, ENCRYPTION_KEYS=[NEW])
-    assert "pip install django-faktory[crypto]" in message.msg
+    assert 'pip install "django-faktory[crypto]"' in message.msg
 
 
 @pytest.mark.django_db(databases=["default", "other"])

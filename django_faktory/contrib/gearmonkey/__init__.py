@@ -1,6 +1,6 @@
 """GearMonkey: jobs in Redis lists, shared with peers in any language (`docs/gearmonkey.md`, ADR 0013).
 
-Needs redis-py: `pip install django-faktory[redis]`. In this package "the specification" is the text of the GearMonkey
+Needs redis-py: `pip install "django-faktory[redis]"`. In this package "the specification" is the text of the GearMonkey
 protocol, and a naive peer is one that follows it to the letter and knows no `gm:` keys.
 """
 

@@ -9,6 +9,7 @@ from django.core.checks import CheckMessage, Error, register
 from django.core.exceptions import ImproperlyConfigured
 
 from ... import conf
+from ...core.extras import explain_missing
 from ...tasks import base
 from .registry import served_tasks
 from .settings import is_configured
@@ -25,8 +26,7 @@ def check_gearmonkey(**_: Any) -> list[CheckMessage]:
     if not is_used or not isinstance(functions, dict):
         return []
     if find_spec("redis") is None:
-        hint = "pip install django-faktory[redis]"
-        return [Error("GearMonkey: redis-py is not installed", hint=hint, id="django_faktory.E020")]
+        return [Error(explain_missing("GearMonkey", "redis-py", "redis"), id="django_faktory.E020")]
     if base.import_tasks():  # E015 reports them
         return []
     try:

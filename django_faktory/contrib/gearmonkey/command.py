@@ -8,6 +8,7 @@ from django.core.exceptions import ImproperlyConfigured
 from django.core.management.base import CommandError
 
 from ... import conf
+from ...core.extras import explain_missing
 from ...errors import FaktoryError
 from ...runtime.config import RunConfig
 from ...runtime.supervisor.child import Role
@@ -24,7 +25,7 @@ def url_in(options: dict[str, Any]) -> str:
     try:
         from .address import check_url  # needs redis-py
     except ImportError as error:
-        raise CommandError("--gearmonkey: redis-py is not installed: pip install django-faktory[redis]") from error
+        raise CommandError(explain_missing("--gearmonkey", "redis-py", "redis")) from error
     try:
         url = url_of(options["gearmonkey"])
         check_url(url)

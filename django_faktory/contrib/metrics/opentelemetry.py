@@ -9,10 +9,14 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 
-from opentelemetry import context, propagate, trace
-from opentelemetry.trace import SpanKind
-
+from ...core.extras import explain_missing
 from ...tasks.middleware import Call, Middleware
+
+try:
+    from opentelemetry import context, propagate, trace
+    from opentelemetry.trace import SpanKind
+except ImportError as error:
+    raise ImportError(explain_missing(__name__, "opentelemetry-api", "metrics")) from error
 
 __all__ = ["Spans"]
 

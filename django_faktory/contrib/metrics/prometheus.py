@@ -5,20 +5,24 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping, Sequence
 from itertools import accumulate
 
-from prometheus_client import CollectorRegistry, generate_latest
-from prometheus_client.core import (
-    CounterMetricFamily,
-    GaugeMetricFamily,
-    HistogramMetricFamily,
-    InfoMetricFamily,
-    Metric,
-)
-from prometheus_client.exposition import CONTENT_TYPE_LATEST
-from prometheus_client.registry import Collector
-
 from ... import __version__
+from ...core.extras import explain_missing
 from ...core.histograms import BOUNDS_S
 from ...operations.statistics import ExportedStatistics
+
+try:
+    from prometheus_client import CollectorRegistry, generate_latest
+    from prometheus_client.core import (
+        CounterMetricFamily,
+        GaugeMetricFamily,
+        HistogramMetricFamily,
+        InfoMetricFamily,
+        Metric,
+    )
+    from prometheus_client.exposition import CONTENT_TYPE_LATEST
+    from prometheus_client.registry import Collector
+except ImportError as error:
+    raise ImportError(explain_missing(__name__, "prometheus-client", "metrics")) from error
 
 CONTENT_TYPE = CONTENT_TYPE_LATEST
 # The names of queues and tasks are the clients'; `operations.statistics` bounds their number.

@@ -129,7 +129,7 @@ def test_without_redis_py_only_gearmonkey_is_unavailable():
     completed = subprocess.run(
         [sys.executable, "-c", WITHOUT_REDIS], capture_output=True, text=True, check=False, timeout=60
     )
-    assert "redis-py is not installed: pip install django-faktory[redis]" in completed.stdout, completed.stderr
+    assert 'redis-py is not installed: pip install "django-faktory[redis]"' in completed.stdout, completed.stderr
 
 
 @task(gearmonkey="taken.twice")

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
+from ....core.extras import explain_missing
 from ....store.statistics import counts
 from ....store.store import Store
 from ..screen import quantity
@@ -64,7 +65,7 @@ def _connect(call: Invocation) -> FaktoryRedis:
     try:
         from ....contrib.transfer.redis_layout import FaktoryRedis  # redis-py is an extra
     except ImportError as error:
-        raise Unsupported(f"{call.name}: redis-py is not installed: pip install django-faktory[redis]") from error
+        raise Unsupported(explain_missing(call.name, "redis-py", "redis")) from error
     return FaktoryRedis(call.options["url"])
 
 
