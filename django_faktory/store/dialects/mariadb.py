@@ -18,6 +18,7 @@ from .base import JOB, insert_sql, marks, utc
 from .idle_sessions import is_readable
 from .job_columns import replaceable
 from .portable import PortableDialect
+from .values import TOTALS
 
 LEAST_WAIT_S = 0.1
 """Shortest lock wait in seconds: the server counts whole seconds, so a shorter limit means not to wait at all."""
@@ -48,10 +49,7 @@ class MariadbDialect(PortableDialect):
         f"{column} = IF({replaceable()}, VALUES({column}), {column})"
         for column in PortableDialect._replaced  # noqa: SLF001
     )
-    count_tail = (
-        "ON DUPLICATE KEY UPDATE processed = processed + VALUES(processed), failed = failed + VALUES(failed),"
-        " late = late + VALUES(late)"
-    )
+    count_tail = "ON DUPLICATE KEY UPDATE " + ", ".join(f"{name} = {name} + VALUES({name})" for name in TOTALS)
 
     # REPEATABLE READ applies to the next transaction only; Django's default is READ COMMITTED.
     begin_snapshot = (

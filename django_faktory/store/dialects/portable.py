@@ -19,7 +19,7 @@ from ..chunks import chunks
 from .base import COUNTER, JOB, LIMIT, LIMITER, QUEUE, WORKER, Dialect, OrderedJobs, Sql, marks, utc
 from .bounds import Bounds
 from .job_columns import PLAIN, REPLACED, UNKEYED, new_row
-from .values import ALL_STORED, ClaimPlan, ClaimSlot, PushResult, Tally
+from .values import ALL_STORED, TOTALS, ClaimPlan, ClaimSlot, PushResult, Tally
 
 MAX_QUEUES = 200
 """Maximum number of queues in one count: SQLite takes 500 parts of a UNION and, before 3.32, 999 parameters."""
@@ -266,8 +266,9 @@ class PortableDialect(Dialect):
 
     def count_in(self, cursor: CursorWrapper, day: date, slot: int, tally: Tally) -> None:
         cursor.execute(
-            f"INSERT INTO {COUNTER} (day, slot, processed, failed, late) VALUES (%s, %s, %s, %s, %s) {self.count_tail}",
-            [day, slot, tally.processed, tally.failed, tally.late],
+            f"INSERT INTO {COUNTER} (day, slot, {', '.join(TOTALS)})"
+            f" VALUES (%s, %s, {marks(TOTALS)}) {self.count_tail}",
+            [day, slot, *tally.amounts],
         )
 
 

@@ -11,6 +11,7 @@ from django.db.backends.utils import CursorWrapper
 from .base import JOB
 from .job_columns import replaceable
 from .portable import PortableDialect
+from .values import TOTALS
 from .write_queue import write_queue
 
 
@@ -24,9 +25,8 @@ class SqliteDialect(PortableDialect):
     )
     # SQLite has no GREATEST and LEAST; with two arguments, MAX and MIN are not aggregates.
     greatest, least = "MAX", "MIN"
-    count_tail = (
-        "ON CONFLICT (day, slot) DO UPDATE SET processed = processed + excluded.processed,"
-        " failed = failed + excluded.failed, late = late + excluded.late"
+    count_tail = "ON CONFLICT (day, slot) DO UPDATE SET " + ", ".join(
+        f"{name} = {name} + excluded.{name}" for name in TOTALS
     )
 
     has_single_writer = True

@@ -56,14 +56,22 @@ class ClaimPlan(msgspec.Struct, frozen=True, gc=False):
 
 
 class Tally(msgspec.Struct, frozen=True, gc=False):
-    """Amounts to add to the counters of a day."""
+    """Amounts to add to the counters of a day. A field is a column of `Counter`, and a name of `TOTALS`."""
 
     processed: int = 0
     failed: int = 0
     late: int = 0
 
     def __add__(self, other: Tally) -> Tally:
-        return Tally(self.processed + other.processed, self.failed + other.failed, self.late + other.late)
+        return Tally(*(sum(pair) for pair in zip(self.amounts, other.amounts, strict=True)))
+
+    @property
+    def amounts(self) -> tuple[int, ...]:
+        """Its amounts, in the order of `TOTALS`."""
+        return msgspec.structs.astuple(self)
+
+
+TOTALS = Tally.__struct_fields__
 
 
 class FailureColumns(NamedTuple):

@@ -13,7 +13,7 @@ from django.db.backends.base.base import BaseDatabaseWrapper
 from ...models import Counter
 from ..dialects import dialect_of
 from ..dialects.base import FOLDED
-from ..dialects.values import Tally
+from ..dialects.values import TOTALS, Tally
 from ..transactions import run
 
 CHUNK = 500
@@ -31,7 +31,7 @@ def fold(*, using: str) -> int:
         locked_rows = list(rows.select_for_update(skip_locked=True)[:CHUNK])
         sums: dict[date, Tally] = {}
         for row in locked_rows:
-            sums[row.day] = sums.get(row.day, Tally()) + Tally(row.processed, row.failed, row.late)
+            sums[row.day] = sums.get(row.day, Tally()) + Tally(*(getattr(row, name) for name in TOTALS))
         dialect = dialect_of(connection)
         with connection.cursor() as cursor:
             # Sorted, so that two folds lock the rows of several days in the same order.

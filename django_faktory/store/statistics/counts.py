@@ -20,6 +20,7 @@ from ...core.lifecycle import State
 from ...models import Batch, Counter, Job, Queue, WorkerProcess
 from .. import scan
 from ..dialects import dialect_of
+from ..dialects.values import TOTALS
 from ..queues import Waiting
 from ..shared_reads import shared
 from ..store import Store
@@ -27,7 +28,6 @@ from ..transactions import run
 from ..workers import living
 
 _COUNTER = Counter._meta.db_table  # noqa: SLF001  (documented)
-_TOTALS = ("processed", "failed", "late")
 _QUEUES, _BATCHES, _WORKERS, _TOTAL = "queues", "batches", "workers", "totals"
 _DUE = "due"
 _WHOLE = frozenset({str(State.WORKING), _WORKERS, _TOTAL})
@@ -274,7 +274,7 @@ def _build_first_statement(using: str, worker_timeout_s: float, sizes: CountLimi
     live_workers = WorkerProcess.objects.using(using).filter(living(worker_timeout_s)).order_by()
     sql, values = _compile(live_workers.values("state").annotate(n=Count("pk")), connection)
     parts.append((f"SELECT '{_WORKERS}', state, n, 0 FROM ({sql}) AS part", values))
-    parts += [(f"SELECT '{_TOTAL}', '{name}', 0, SUM({name}) FROM {_COUNTER}", ()) for name in _TOTALS]
+    parts += [(f"SELECT '{_TOTAL}', '{name}', 0, SUM({name}) FROM {_COUNTER}", ()) for name in TOTALS]
     # One statement sees one snapshot on every database.
     return " UNION ALL ".join(sql for sql, _ in parts), tuple(value for _, params in parts for value in params)
 

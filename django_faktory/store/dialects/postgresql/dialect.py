@@ -323,7 +323,7 @@ class PostgresqlDialect(Dialect):
             execute_on(connection, calls)
 
     def count_in(self, cursor: CursorWrapper, day: date, slot: int, tally: Tally) -> None:
-        execute_on(cursor.db, [(ADD_TO_COUNTERS, [day, slot, tally.processed, tally.failed, tally.late])])
+        execute_on(cursor.db, [(ADD_TO_COUNTERS, [day, slot, *tally.amounts])])
 
 
 def _is_own(connection: BaseDatabaseWrapper) -> bool:

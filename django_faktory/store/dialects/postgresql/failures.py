@@ -43,7 +43,5 @@ def save_calls(
         columns: list[list[Any]] = [list(column) for column in zip(*changed, strict=True)]
         calls.append((function("faktory_save_1"), columns))
     if tally != Tally():
-        calls.append(
-            (ADD_TO_COUNTERS, [day.date(), counter_slot(connection), tally.processed, tally.failed, tally.late])
-        )
+        calls.append((ADD_TO_COUNTERS, [day.date(), counter_slot(connection), *tally.amounts]))
     return calls

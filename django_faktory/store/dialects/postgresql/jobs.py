@@ -15,7 +15,7 @@ from django.db.backends.base.base import BaseDatabaseWrapper
 from ....core.payloads import Ack, Reservation
 from ..base import COUNTER, DELIVERY_LEASE_S, counter_slot
 from ..bounds import Bounds, Drawn
-from ..values import AckResult, ClaimPlan, Ended, EndedRun
+from ..values import TOTALS, AckResult, ClaimPlan, Ended, EndedRun
 from .calls import function
 from .pipeline import Rows
 from .prepared import Call, Command
@@ -26,11 +26,11 @@ NOT_HELD = "FK001"
 
 ADD_TO_COUNTERS = Command(
     "faktory_count",
-    ["date", "bigint", "int", "int", "int"],
+    ["date", "bigint", *["int"] * len(TOTALS)],
     f"""
-INSERT INTO {COUNTER} AS c (day, slot, processed, failed, late) VALUES ($1, $2, $3, $4, $5)
-ON CONFLICT (day, slot) DO UPDATE SET processed = c.processed + excluded.processed,
-  failed = c.failed + excluded.failed, late = c.late + excluded.late""",
+INSERT INTO {COUNTER} AS c (day, slot, {", ".join(TOTALS)})
+VALUES ($1, $2, {", ".join(f"${place}" for place in range(3, 3 + len(TOTALS)))})
+ON CONFLICT (day, slot) DO UPDATE SET {", ".join(f"{name} = c.{name} + excluded.{name}" for name in TOTALS)}""",
     gives_rows=False,
 )
 
