@@ -22,7 +22,7 @@ from ..core.protocol.commands import Command
 from ..errors import BrokerUnavailable, FaktoryError
 from .buffer_limits import LONGEST_AT_ONCE, LineBufferLimit
 from .deliveries import DeliveryTracker
-from .exchange_set import Item, weight
+from .exchange_set import MAX_PUSH_IN_EXCHANGE, Item, weight
 from .group_commit import CommitQueue
 from .lock_waits import LockWaits
 from .login_throttle import LoginThrottle
@@ -35,9 +35,6 @@ from .uncertain_batches import UncertainBatches
 from .waiting_fetches import FetchQueue
 
 logger = get_logger(__name__)
-
-MAX_PUSH_IN_EXCHANGE = 50
-"""Weight above which a PUSH or PUSHB uses the bulk queue instead, so that it does not delay single commands."""
 
 
 class ConnectedClient(Protocol):

@@ -20,6 +20,9 @@ Item = list[JobPayload] | Ack | FetchRequest
 BYTES_A_WEIGHT = 8 * 1024
 """Jobs up to this size weigh 1, so a transaction has about 4 MiB of larger ones."""
 
+MAX_PUSH_IN_EXCHANGE = 50
+"""Weight above which a PUSH or PUSHB uses the bulk queue instead, so that it does not delay single commands."""
+
 NAMES_A_WEIGHT = 10
 """Queues of a FETCH that add 1 to its weight."""
 
