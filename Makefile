@@ -24,7 +24,7 @@ help:
 	@echo "make wheel    build wheel and sdist twice, compare, and use the wheel in empty environments and new projects"
 	@echo "make sbom     list what pip installs with the package and all its extras, as CycloneDX, in dist/"
 	@echo "make setup    make .venv and install what the other targets need"
-	@echo "make docs     generate the settings, the limits of commands, the diagram of states and the licences"
+	@echo "make docs     write the parts of the reference that come from the code, and the licences"
 	@echo "make site     build the documentation into build/site; a warning is an error"
 	@echo "make screenshots  take the pictures of docs/screens.md"
 	@echo "make clean    remove what was made here, .venv too"
@@ -89,9 +89,7 @@ sbom: setup
 
 docs:
 	@$(PYTHON) scripts/bootstrap.py
-	@.venv/bin/python scripts/settings_reference.py
-	@.venv/bin/python scripts/limits_table.py
-	@.venv/bin/python scripts/state_diagram.py
+	@.venv/bin/python scripts/reference.py
 	@.venv/bin/python scripts/licences.py
 
 screenshots: setup

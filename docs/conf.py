@@ -11,13 +11,15 @@ import sys
 import tomllib
 from pathlib import Path
 
-import django
-from django.conf import settings
 from django.db.models.query_utils import DeferredAttribute
 from pygments.lexers.special import TextLexer
 
 HERE = Path(__file__).resolve().parent
 ROOT = HERE.parent
+sys.path.insert(0, str(ROOT))
+
+from scripts.reference import set_up_django  # noqa: E402  (found by the path above)
+
 IS_DESIGN = tags.has("design")  # noqa: F821  (a name that Sphinx defines)
 PAGES = HERE / "adr" if IS_DESIGN else HERE
 
@@ -26,17 +28,7 @@ author = "the django_faktory developers"
 project_copyright = author
 release = re.search(r'^__version__ = "(.+)"$', (ROOT / "django_faktory" / "__init__.py").read_text(), re.MULTILINE)[1]
 
-sys.path.insert(0, str(ROOT))
-if not settings.configured:  # the reference is read from the modules, of which those with models need Django
-    settings.configure(
-        INSTALLED_APPS=[
-            *(f"django.contrib.{app}" for app in ("admin", "auth", "contenttypes", "messages")),
-            "django_faktory",
-        ],
-        DATABASES={"default": {"ENGINE": "django.db.backends.sqlite3", "NAME": ":memory:"}},
-        TASKS={"default": {"BACKEND": "django_faktory.backend.FaktoryBackend"}},
-    )
-    django.setup()
+set_up_django()  # for the docstrings of models
 
 extensions = ["myst_parser", "sphinx.ext.autodoc"]
 add_module_names = False

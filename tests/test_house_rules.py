@@ -1,14 +1,11 @@
 """House rules that no linter checks: sizes, names, docstrings, and documentation pages that match the code."""
 
-import argparse
 import ast
-import importlib.util
 import re
 from functools import cache
 from pathlib import Path
 
 import pytest
-from django.core.management import load_command_class
 
 import django_faktory
 from django_faktory import conf
@@ -46,14 +43,6 @@ def tree(path):
 
 def functions(path):
     return [node for node in ast.walk(tree(path)) if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef)]
-
-
-def script(file_name):
-    """Import a script as a module: scripts/ is not a package."""
-    spec = importlib.util.spec_from_file_location(file_name, ROOT / "scripts" / f"{file_name}.py")
-    module = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(module)
-    return module
 
 
 def test_a_module_has_at_most_600_lines():
@@ -101,16 +90,6 @@ def test_each_public_name_exists_and_has_a_docstring(public):
     assert getattr(django_faktory, public).__doc__
 
 
-def test_the_settings_page_is_up_to_date():
-    page = script("settings_reference")
-    assert page.PAGE.read_text(encoding="utf-8") == page.render(), "run: make docs"
-
-
-def test_the_state_diagram_is_up_to_date():
-    page = script("state_diagram")
-    assert page.PAGE.read_text(encoding="utf-8") == page.render(), "run: make docs"
-
-
 def test_each_protocol_rule_is_documented_and_named_by_a_test():
     rules = [f"W{number}" for number in range(1, 31)]
     page = (DOCS / "reference" / "protocol-rules.md").read_text(encoding="utf-8")
@@ -152,18 +131,6 @@ def test_every_setting_in_use_is_defined():
         and isinstance(node.args[0], ast.Constant)
     }
     assert [use for use in used if use[1] not in conf.DEFAULTS] == []
-
-
-def test_the_commands_page_lists_every_command_and_option():
-    page = (DOCS / "reference" / "commands.md").read_text(encoding="utf-8")
-    commands = [path.stem for path in PACKAGE if path.parent.name == "commands" and path.stem != "__init__"]
-    missing = []
-    for command in commands:
-        parser = argparse.ArgumentParser(add_help=False)
-        load_command_class("django_faktory", command).add_arguments(parser)
-        options = [action.option_strings[0] for action in parser._actions if action.option_strings]
-        missing += [word for word in (f"## {command}", *options) if word not in page]
-    assert missing == []
 
 
 def snippets():

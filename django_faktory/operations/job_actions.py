@@ -66,28 +66,28 @@ class JobAction(NamedTuple):
 JOB_ACTIONS: dict[str, JobAction] = {
     Verb.RETRY: JobAction(
         "job.retry", frozenset({State.RETRIES, State.DEAD}), lambda: transitions.requeued, _("Retry now"), _("Retried"),
-        "Run failed jobs now: dead ones and those waiting to retry.",
+        "Run failed jobs now: dead ones, and those that wait for a retry.",
         makes_ready=True,
     ),
     Verb.REQUEUE: JobAction(
         "job.requeue", sources(Event.REQUEUE), lambda: transitions.requeued, _("Run now"), _("Run manually"),
-        "Run dead, scheduled and retrying jobs now.",
+        "Run jobs now that are dead, scheduled, or wait for a retry.",
         makes_ready=True,
     ),
     Verb.CANCEL: JobAction(
         "job.cancel", UNFINISHED, lambda: transitions.cancelled, _("Cancel"), _("Cancelled"),
-        "Remove waiting jobs, and stop running ones (Python workers only).",
+        "Remove waiting jobs, and ask workers of this package to stop running ones.",
         _("Waiting jobs are discarded. Running jobs are stopped within seconds (Python workers only)."),
         _("Cancel (discard waiting jobs, stop running ones)"),
     ),
     Verb.KILL: JobAction(
         "job.kill", sources(Event.KILL), lambda: transitions.killed(conf.get("DEAD_TTL")), _("Kill"), _("Killed"),
-        "Move waiting jobs to dead.",
+        "Make jobs dead that are not running.",
         _("They move to the dead jobs and do not run unless someone retries them."),
     ),
     Verb.DISCARD: JobAction(
         "job.discard", sources(Event.DISCARD), lambda: transitions.discarded, _("Discard"), _("Discarded"),
-        "Remove waiting jobs without running them.",
+        "Discard jobs that are not running.",
         _("They are removed without running. This cannot be undone."),
         _("Discard (remove without running)"),
     ),

@@ -62,33 +62,61 @@ Exceptions = type[BaseException] | Iterable[type[BaseException]]
 
 
 class TaskOptions(TypedDict, total=False):
-    """Keyword arguments of `@task(…)`, apart from `takes_context`."""
+    """Keyword arguments of `@task(…)`, apart from `takes_context`; `make docs` writes their texts into a page."""
 
-    priority: int
-    queue_name: str
-    backend: str
     name: str
+    """Jobtype: the name of the task for workers and for clients in other languages. "": its dotted path."""
+    queue_name: str
+    """Queue of its jobs: 1 to 255 of `A-Z a-z 0-9 . _ -`."""
+    priority: int
+    """-100 to 100: within a queue, jobs with a higher priority run first. Other languages see 1 to 9, where 5 is 0."""
+    backend: str
+    """Alias in `TASKS` of the backend for its jobs."""
     max_attempts: int
+    """Maximum number of attempts, the first included (docs/howto/retries.md). None: the setting `MAX_ATTEMPTS`."""
     backoff: Backoff
+    """Function that returns the seconds until the next attempt, or `None` for the protocol's backoff."""
     retry_on: Exceptions
+    """Failures of any other class are final: the job is dead at once. None: every failure is retried."""
     discard_on: Exceptions
-    reserve_for: int
-    result_ttl: int
-    backtrace: int
-    unique_for: float
-    unique_until: Literal["success", "start"]
-    expires_in: float
-    lock: str | Literal[True] | Callable[..., str | Literal[True] | None]
-    limit: int | str | Mapping[str, Any]
-    limit_key: str | Callable[..., str | None]
-    track: bool
-    atomic: bool
-    plain_json: bool
-    encrypt: bool
-    missing: Literal["fail", "discard"]
+    """Failures of these classes drop the job without a retry. Checked before `retry_on`."""
     timeout: float
+    """Seconds that a run may take; then it fails, and is stopped as far as possible (docs/tasks.md)."""
+    reserve_for: int
+    """Seconds, 60 to a day, for which an FWP client, or a worker of another Faktory server, may keep the job; then it
+    counts as failed. Workers of this project extend it with each BEAT (docs/workers.md). None: the setting
+    `RESERVE_FOR`, or longer if `timeout` is.
+    """
+    result_ttl: int
+    """Seconds for which its result can be read. None: the setting `RESULT_TTL`."""
+    backtrace: int
+    """Number of traceback lines to keep; 0: the protocol's 30, -1: none."""
+    atomic: bool
+    """Whether its writes to the jobs' database and the end of its job are one transaction (docs/tasks.md)."""
+    unique_for: float
+    """Seconds for which its queue accepts no second job with the same arguments (docs/job-options.md)."""
+    unique_until: Literal["success", "start"]
+    """Event that ends the uniqueness earlier: "success" of the job, or its "start"."""
+    expires_in: float
+    """Seconds, from enqueue or its `run_after`, after which a job that waits is dropped (docs/job-options.md)."""
+    lock: str | Literal[True] | Callable[..., str | Literal[True] | None]
+    """Key: jobs with the same key run one at a time. True: one key for each set of arguments (docs/locks.md)."""
+    limit: int | str | Mapping[str, Any]
+    """How many jobs run at a time, and how many start in a period, on all workers together (docs/limits.md)."""
+    limit_key: str | Callable[..., str | None]
+    """Key that is limited instead of the task."""
+    track: bool
+    """Whether clients in any language can query its state, until half an hour after its end (docs/job-options.md)."""
+    missing: Literal["fail", "discard"]
+    """Outcome of a job if a model instance among its arguments no longer exists (docs/arguments.md)."""
+    plain_json: bool
+    """Whether its arguments have JSON types only, and nothing in them is read as a reference (docs/arguments.md)."""
+    encrypt: bool
+    """Whether arguments and results are encrypted (docs/private-arguments.md). None: as `ENCRYPT_ARGUMENTS` says."""
     cron: str | Cron | Sequence[Cron]
+    """When it is enqueued automatically: a cron expression, a `Cron`, or several (docs/cron.md)."""
     gearmonkey: str
+    """GearMonkey function that it serves (docs/gearmonkey.md)."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -138,49 +166,31 @@ class FaktoryTask(GenericTask[P, R]):
     queue_name: str = DEFAULT_QUEUE
     run_after: datetime | None = None
 
+    # `TaskOptions` describes the options.
     jobtype: str = ""
-    """Name by which workers find the task: the user's `name=`, by default the function's dotted path."""
     max_attempts: int | None = None
     backoff: Backoff | None = None
     retry_on: tuple[type[BaseException], ...] | None = None
-    """Failures of other exception classes are final; None: every failure is retried."""
     discard_on: tuple[type[BaseException], ...] = ()
-    """Failures of these classes drop the job without a retry; checked before `retry_on`."""
     reserve_for: int | None = None
     result_ttl: int | None = None
     backtrace: int = 0
-    """Lines of traceback to keep; 0: the protocol's 30; negative: none."""
     atomic: bool = False
-    """Whether the task's writes to the jobs' database and the end of its job are one transaction."""
     unique_for: float | None = None
-    """Seconds in which this queue accepts no second job with the same arguments: enqueue raises NotUnique."""
     unique_until: str = "success"
-    """Event that ends the uniqueness earlier: "success" of the job, or its "start"."""
     expires_in: float | None = None
-    """Seconds, from enqueue or its `run_after`, after which a job that no worker took is dropped."""
     lock: str | bool | Callable[..., str | bool | None] | None = None
-    """Lock key: jobs with the same key run one at a time. True: one key for each set of arguments. A function of the
-    arguments may return either, or None for no lock.
-    """
     limit: int | str | Mapping[str, Any] | None = None
-    """Limit over all workers: concurrent jobs (5), starts per period ("100/s"), or both, as a dict."""
     limit_key: str | Callable[..., str | None] | None = None
-    """Key to limit instead of the task, or a function of the arguments that returns a key or None."""
     track: bool = False
     plain_json: bool = False
-    """True if arguments have JSON types only and nothing in them is read as a reference (`docs/arguments.md`)."""
     encrypt: bool | None = None
-    """Whether arguments and results are encrypted (`docs/private-arguments.md`); None: as `ENCRYPT_ARGUMENTS` says."""
     missing: str = "fail"
-    """Outcome of a job if a model instance among its arguments no longer exists: "fail" or "discard"."""
     timeout: float | None = None
-    """Seconds a run may take. A run that exceeds it fails, and is stopped as far as possible (`docs/tasks.md`)."""
+    cron: tuple[Cron, ...] = ()
+    gearmonkey: str = ""
     about: str = ""
     """Object that its jobs are about, as `app.model/pk`; set by `using(about=…)`."""
-    cron: tuple[Cron, ...] = ()
-    """Schedule of automatic enqueues: a cron expression, a `Cron`, or several of them."""
-    gearmonkey: str = ""
-    """GearMonkey function that this task serves (`docs/gearmonkey.md`); "" for none."""
     own_timeout: float | None = None
     """Timeout of single jobs, sent with them; set by `using(timeout=…)`. Workers read that of the task in their code.
     """

@@ -1,7 +1,7 @@
 """The table of task options: `OPTIONS` has the rule of each, its member of `custom`, and whether workers read it.
 
-`to_custom` writes the options into a job. Defaults and types are the fields of `tasks.base.FaktoryTask`. Documentation:
-docs/reference/task-options.md.
+`to_custom` writes the options into a job. Defaults and types are the fields of `tasks.base.FaktoryTask`; `TaskOptions`
+describes them.
 """
 
 from __future__ import annotations

@@ -2,7 +2,6 @@
 
 import ast
 import importlib
-import inspect
 import pkgutil
 import re
 from functools import cache
@@ -12,8 +11,6 @@ import pytest
 import django_faktory
 from django_faktory import conf, errors
 from django_faktory.core import locket
-from django_faktory.core.cron import Cron
-from django_faktory.tasks.base import FaktoryTask, JobContext, TaskOptions
 from tests.docs.pages import ROOT, first_cells, section, text_of
 
 pytestmark = pytest.mark.core
@@ -32,33 +29,6 @@ def trees():
 
 def calls(tree):
     return [node for node in ast.walk(tree) if isinstance(node, ast.Call)]
-
-
-# Options of a task
-
-
-def test_the_options_page_lists_the_options_of_task():
-    page = text_of("reference", "task-options.md").partition("## For one job")[0]
-    taken = {*TaskOptions.__annotations__, "takes_context"}
-    assert sorted(first_cells(page)) == sorted(taken)
-
-
-def test_the_options_page_lists_the_arguments_of_using():
-    documented = first_cells(section(text_of("reference", "task-options.md"), "## For one job"))
-    assert set(documented) == set(inspect.signature(FaktoryTask.using).parameters) - {"self"}
-
-
-def test_the_options_page_lists_the_members_of_the_context():
-    documented = first_cells(section(text_of("reference", "task-options.md"), "## The context"))
-    own = {name for name in vars(JobContext) if not name.startswith("_")} - {"control"}
-    assert {name.partition("(")[0] for name in documented} == {*own, "attempt", "task_result"}
-
-
-def test_the_options_page_lists_the_fields_of_cron():
-    documented = section(text_of("reference", "task-options.md"), "## Entries of cron")
-    assert {
-        field for field in Cron.__dataclass_fields__ if f"`{field}`" not in documented and field != "schedule"
-    } == set()
 
 
 # Settings
@@ -148,15 +118,6 @@ def test_the_errors_page_lists_each_startup_error():
     assert reasons - page == set()
 
 
-def test_the_api_page_lists_exactly_the_problem_types():
-    from django_faktory.contrib.api import problems
-
-    kinds = {kind for _, _, kind, _ in problems._PACKAGE_PROBLEMS}
-    kinds |= {kind for kind, _ in problems._FRAMEWORK_PROBLEMS.values()}
-    documented = re.search(r"`type` ends in:(.*?)\n\n", text_of("reference", "api.md"), flags=re.DOTALL)[1]
-    assert set(re.findall(r"`([a-z-]+)`", documented)) == kinds
-
-
 # System checks
 
 
@@ -225,20 +186,3 @@ def test_the_signals_page_lists_exactly_the_handled_process_signals():
     documented = first_cells(section(text_of("reference", "signals.md"), "## Of processes"))
     heard = {number.name.removeprefix("SIG") for number in SIGNALS} - {"CHLD"}
     assert {cell for cell in documented if cell.isupper()} == heard | {"KILL"}
-
-
-# REST
-
-
-def test_the_api_page_lists_each_resource_and_act():
-    from django_faktory.contrib.api.urls import router
-
-    page = section(text_of("reference", "api.md"), "## Resources") + section(text_of("reference", "api.md"), "## Jobs")
-    routed = {part for pattern in router.urls for part in re.findall(r"([a-z]+)/", str(pattern.pattern))}
-    assert {word for word in routed if f"{word}/" not in page} == set()
-    documented = {
-        word
-        for cell in first_cells(section(text_of("reference", "api.md"), "## Resources"))
-        for word in re.findall(r"([a-z]+)/", cell)
-    }
-    assert documented - routed == {"schema"}

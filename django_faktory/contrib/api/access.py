@@ -39,12 +39,16 @@ class HasActionPermission(IsAuthenticated):
         # Anonymous users cannot even find out which resources exist.
         if not super().has_permission(request, view):
             return False
-        action = getattr(view, "action", None)
-        if action is None:
+        if getattr(view, "action", None) is None:
             return True
-        name: Any = _VERBS.get(action, action.removeprefix("bulk_"))
-        required = getattr(view, "needs", {}).get(action) or f"{getattr(view, 'resource', '')}.{name}"
+        required = required_action(view)
         return required in ACTIONS and may(request.user, required)
+
+
+def required_action(view: Any) -> str:
+    """Return the entry of `ACTIONS` that the current action of a view requires."""
+    name = _VERBS.get(view.action, view.action.removeprefix("bulk_"))
+    return getattr(view, "needs", {}).get(view.action) or f"{getattr(view, 'resource', '')}.{name}"
 
 
 class PasswordThrottle(BaseThrottle):

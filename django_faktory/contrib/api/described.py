@@ -10,17 +10,25 @@ from collections.abc import Callable
 from typing import Any, TypeVar
 
 from drf_spectacular.openapi import AutoSchema as BaseAutoSchema
-from drf_spectacular.plumbing import get_doc
+from drf_spectacular.plumbing import ResolvedComponent, get_doc
 from drf_spectacular.utils import OpenApiResponse, extend_schema
 from rest_framework.decorators import action
 
+from ...models.permissions import ACTIONS
 from . import inputs
+from .access import required_action
+from .problems import KIND, KINDS
 
 PROBLEM = {
     "type": "object",
+    "description": "What is wrong (RFC 9457).",
     "required": ["type", "title", "status", "detail", "instance"],
     "properties": {
-        "type": {"type": "string", "description": "Kind of problem: urn:django-faktory:problem:…"},
+        "type": {
+            "type": "string",
+            "enum": [KIND + kind for kind in (*KINDS, "error")],
+            "description": "Kind of problem; error: any other one.",
+        },
         "title": {"type": "string", "description": "The kind, in words."},
         "status": {"type": "integer", "description": "The HTTP status."},
         "detail": {"type": "string", "description": "One sentence on what is wrong."},
@@ -33,7 +41,10 @@ PROBLEM = {
             "type": "array",
             "items": {
                 "type": "object",
-                "properties": {"field": {"type": ["string", "null"]}, "detail": {"type": "string"}},
+                "properties": {
+                    "field": {"type": ["string", "null"], "description": "Its path, such as kwargs.when."},
+                    "detail": {"type": "string", "description": "What is wrong with it."},
+                },
             },
             "description": "Fields with an error.",
         },
@@ -45,7 +56,9 @@ UNSEEN = OpenApiResponse(None, "Done. No body, because the user may not view the
 
 
 class AutoSchema(BaseAutoSchema):
-    """Add a problem response (RFC 9457) to every operation; drop the key of a row where the path has none.
+    """Add the permission and a problem response (RFC 9457) to every operation.
+
+    Drops the key of a row where the path has none.
 
     The first line of an action's docstring is its summary, the rest its description. `docs` of the view has the text of
     actions that it inherits. An action without a description has that of its view.
@@ -71,11 +84,13 @@ class AutoSchema(BaseAutoSchema):
             parameters = operation.pop("parameters", [])
             in_place = [one for one in parameters if one["in"] != "path" or f"{{{one['name']}}}" in path]
             operation |= {"parameters": in_place} if in_place else {}
-            problem_response = {
+            operation["x-permission"] = ACTIONS[required_action(self.view)]
+            problem = ResolvedComponent("Problem", ResolvedComponent.SCHEMA, PROBLEM, "Problem")  # type: ignore[no-untyped-call]
+            self.registry.register_on_missing(problem)
+            operation["responses"]["default"] = {
                 "description": "A problem (RFC 9457).",
-                "content": {"application/problem+json": {"schema": PROBLEM}},
+                "content": {"application/problem+json": {"schema": problem.ref}},
             }
-            operation["responses"]["default"] = problem_response
         return operation
 
 

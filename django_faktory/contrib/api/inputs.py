@@ -107,7 +107,7 @@ class JobChangesSerializer(ReasonSerializer):
         return attrs
 
 
-class BulkRequestSerializer(ReasonSerializer):
+class BulkSerializer(ReasonSerializer):
     """An action on the jobs of a query, one bounded part at a time."""
 
     query = _TextField(

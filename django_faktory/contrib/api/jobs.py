@@ -60,7 +60,7 @@ def _make_bulk_action(verb: Verb) -> Callable[..., Response]:
         "A bounded part of the jobs that a query selects; send `next` as `after` until it is null. Without `view_job`, "
         "`dry_run` is refused, and so are queries by keys other than state, queue, task, batch, jid and age."
     )
-    request = inputs.BulkRequestSerializer
+    request = inputs.BulkSerializer
     return describe_action(answers.BulkResult, request=request, detail=False, url_path=f"bulk/{verb}")(perform)
 
 
@@ -166,7 +166,7 @@ class Jobs(Resource):
             raise PermissionDenied(f"{member}: requires the permission to view jobs")
 
     def _execute_on_many(self, request: Request, verb: Verb) -> Response:
-        validated = self.read_input(inputs.BulkRequestSerializer)
+        validated = self.read_input(inputs.BulkSerializer)
         user, using = str(request.user.pk), get_alias()
         run = _continue(validated, verb, user) if "after" in validated else self._begin(validated, verb, user)
         self._refuse_to_reveal(run.query, is_dry=validated["dry_run"])

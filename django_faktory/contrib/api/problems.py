@@ -24,38 +24,37 @@ logger = get_logger(__name__)
 MEDIA_TYPE = "application/problem+json"
 KIND = "urn:django-faktory:problem:"
 
-# The kinds are part of the API: docs/reference/api.md lists them, and a test compares both.
-_PACKAGE_PROBLEMS: list[tuple[type[Exception] | tuple[type[Exception], ...], int, str, str]] = [
-    (errors.InvalidQuery, 400, "invalid-query", "The query cannot be read"),
-    (
-        (errors.InvalidCron, errors.InvalidPayload, InvalidLimit, InvalidTask),
-        400,
-        "invalid",
-        "The request is not valid",
-    ),
-    (errors.UnknownJobType, 400, "unknown-task", "No task has this name"),
-    (errors.NotUnique, 409, "not-unique", "Another job of this kind holds the lock"),
-    ((errors.InvalidTransition, errors.BatchClosed), 409, "wrong-state", "Not in this state"),
-    ((errors.JobNotFound, errors.UnknownBatch, errors.UnknownWorker), 404, "not-found", "Not found"),
-    ((errors.BrokerUnavailable, OperationalError, InterfaceError), 503, "unavailable", "Temporarily unavailable"),
+KINDS = {
+    "invalid": (400, "The request is not valid"),
+    "invalid-query": (400, "The query cannot be read"),
+    "unknown-task": (400, "No task has this name"),
+    "not-authenticated": (401, "Not logged in"),
+    "not-allowed": (403, "Not allowed"),
+    "not-found": (404, "Not found"),
+    "method-not-allowed": (405, "Method not allowed"),
+    "not-acceptable": (406, "Format not available"),
+    "wrong-state": (409, "Not in this state"),
+    "not-unique": (409, "Another job of this kind holds the lock"),
+    "too-large": (413, "Too large"),
+    "unsupported-media-type": (415, "Expected JSON"),
+    "too-many": (429, "Too many requests"),
+    "jobs-elsewhere": (501, "The jobs are not in this database"),
+    "unavailable": (503, "Temporarily unavailable"),
+}
+"""Status and title of each kind of problem; part of the API. An error of REST framework is the first of its status."""
+_KIND_BY_STATUS = {code: kind for kind, (code, _) in reversed(KINDS.items())}
+_PACKAGE_PROBLEMS: list[tuple[type[Exception] | tuple[type[Exception], ...], str]] = [
+    (errors.InvalidQuery, "invalid-query"),
+    ((errors.InvalidCron, errors.InvalidPayload, InvalidLimit, InvalidTask), "invalid"),
+    (errors.UnknownJobType, "unknown-task"),
+    (errors.NotUnique, "not-unique"),
+    ((errors.InvalidTransition, errors.BatchClosed), "wrong-state"),
+    ((errors.JobNotFound, errors.UnknownBatch, errors.UnknownWorker), "not-found"),
+    ((errors.BrokerUnavailable, OperationalError, InterfaceError), "unavailable"),
 ]
 _HIDDEN_DETAIL = "not possible in the current state of the row; details require permission to view it"
 _UNAVAILABLE_DETAIL = "the database is temporarily unavailable; try again"
 """Shown in place of a database driver's message, which may name hosts and users."""
-
-_FRAMEWORK_PROBLEMS = {
-    400: ("invalid", "The request is not valid"),
-    401: ("not-authenticated", "Not logged in"),
-    403: ("not-allowed", "Not allowed"),
-    404: ("not-found", "Not found"),
-    405: ("method-not-allowed", "Method not allowed"),
-    406: ("not-acceptable", "Format not available"),
-    409: ("wrong-state", "Not in this state"),
-    413: ("too-large", "Too large"),
-    415: ("unsupported-media-type", "Expected JSON"),
-    429: ("too-many", "Too many requests"),
-    501: ("jobs-elsewhere", "The jobs are not in this database"),
-}
 
 
 class WrongState(exceptions.APIException):
@@ -104,15 +103,19 @@ def handle(error: Exception, context: dict[str, Any]) -> Response | None:
     return response
 
 
+def _describe(kind: str) -> dict[str, Any]:
+    code, title = KINDS[kind]
+    return {"type": KIND + kind, "title": title, "status": code}
+
+
 def _from_package_error(error: Exception) -> tuple[dict[str, Any], dict[str, str]] | None:
     if kind_of(error) is ErrorKind.DATA:
         error = refused_data(error)
     match = next((entry for entry in _PACKAGE_PROBLEMS if isinstance(error, entry[0])), None)
     if match is None:
         return None
-    _, code, kind, title = match
-    problem: dict[str, Any] = {"type": KIND + kind, "title": title, "status": code, "detail": str(error)}
-    if code == status.HTTP_503_SERVICE_UNAVAILABLE:
+    problem: dict[str, Any] = {**_describe(match[1]), "detail": str(error)}
+    if problem["status"] == status.HTTP_503_SERVICE_UNAVAILABLE:
         logger.warning("API: the database could not be used error=%s", error)
         return problem | {"detail": _UNAVAILABLE_DETAIL}, {"Retry-After": "1"}
     if isinstance(error, errors.InvalidQuery):
@@ -130,8 +133,9 @@ def _from_framework_error(error: Exception) -> tuple[dict[str, Any], dict[str, s
         error = exceptions.PermissionDenied()
     if not isinstance(error, exceptions.APIException):
         return None
-    kind, title = _FRAMEWORK_PROBLEMS.get(error.status_code, ("error", "Error"))
-    problem: dict[str, Any] = {"type": KIND + kind, "title": title, "status": error.status_code}
+    known = _KIND_BY_STATUS.get(error.status_code)
+    unknown = {"type": f"{KIND}error", "title": "Error", "status": error.status_code}
+    problem: dict[str, Any] = _describe(known) if known else unknown
     if isinstance(error, exceptions.ValidationError):
         messages = list(_flatten("", error.detail))
         problem["detail"] = "; ".join(f"{path}: {message}" if path else message for path, message in messages)

@@ -22,6 +22,14 @@ from .screen import Screen
 
 # 130 is what shells report for a command ended by SIGINT (128 + 2).
 OK, WRONG, NOTHING, UNAVAILABLE, PARTLY, INTERRUPTED = 0, 1, 2, 3, 4, 130
+EXIT_CODES = {
+    OK: "Done. An empty list is also a success.",
+    WRONG: "Wrong usage or configuration, or no confirmation: nothing was changed. One line says what to do.",
+    NOTHING: "Nothing to change, or no job, batch or worker with this id.",
+    UNAVAILABLE: "The database, the Faktory server or its Redis is unavailable.",
+    PARTLY: "Partly done: the output names and counts what is left. doctor: an alarm is critical.",
+    INTERRUPTED: "Stopped by Ctrl-C; changes made so far stay.",
+}
 
 
 class Unsupported(FaktoryError):
@@ -187,5 +195,7 @@ def verbs(*words: str) -> Argument:
     return Argument("verb", nargs="?", choices=words, default="list", help="What to do; default: list.")
 
 
-YES = flag("--yes", "Skip the question.")
-REASON = Argument("--reason", default="", metavar="TEXT", help="Why it is paused; shown on pages and in alarms.")
+YES = flag("--yes", "Do not ask for confirmation; required without a terminal.")
+REASON = Argument(
+    "--reason", default="", metavar="TEXT", help="Why it is paused; pages and alarms show it, and this user and host."
+)

@@ -16,7 +16,7 @@ from ...errors import BrokerUnavailable, FaktoryError
 from ...store.database_errors import first_line
 from ...tasks.compat import InvalidTask
 from ..cli.screen import Screen, clean
-from ..cli.subcommand import UNAVAILABLE, WRONG, Invocation
+from ..cli.subcommand import EXIT_CODES, UNAVAILABLE, WRONG, Invocation
 from ..cli.subcommands import subcommands
 from ..usage import Parser, report
 
@@ -34,6 +34,7 @@ class Command(BaseCommand):
     def add_arguments(self, parser: CommandParser) -> None:
         common = _django_options()
         parser.error = partial(report, parser)  # type: ignore[method-assign]  # Django creates the parser
+        parser.epilog = "Exit codes: " + " ".join(f"{code}: {text}" for code, text in EXIT_CODES.items())
         subparsers = parser.add_subparsers(dest="subcommand", required=True, metavar="SUBCOMMAND", parser_class=Parser)
         # `parents`: without it, Django's own options are accepted only before the subcommand.
         for subcommand in subcommands().values():

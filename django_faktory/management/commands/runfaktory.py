@@ -46,41 +46,70 @@ class Command(BaseCommand):
     requires_system_checks = ()
 
     def add_arguments(self, parser: CommandParser) -> None:
-        """Add the options, as listed in `docs/reference/commands.md`."""
+        """Add the options, which `make docs` writes into docs/reference/commands.md."""
         parser.error = partial(report, parser)  # type: ignore[method-assign]  # Django creates the parser
         parser.add_argument(
-            "address", nargs="?", metavar="HOST:PORT", help="Where to listen; default: FAKTORY['BIND']."
+            "address", nargs="?", metavar="HOST:PORT", help="Where the server listens; default: FAKTORY['BIND']."
         )
-        parser.add_argument("--server-only", action="store_true", help="Server and maintenance, no workers.")
-        parser.add_argument("--worker-only", action="store_true", help="Workers, no server.")
+        parser.add_argument("--server-only", action="store_true", help="The server and maintenance, no workers.")
         parser.add_argument(
-            "--queues", metavar="A,B,C", help="Queues in order; name:weight for a weighted random order."
+            "--worker-only", action="store_true", help="Workers, no server; maintenance if jobs are in this database."
         )
-        parser.add_argument("--processes", metavar="N", help="Worker processes.")
-        parser.add_argument("--servers", metavar="N", help="Server processes that share the port; default: 1.")
-        parser.add_argument("--concurrency", metavar="N", help="Threads in each worker process.")
-        parser.add_argument("--max-jobs", metavar="N", help="Replace a worker process after N jobs.")
         parser.add_argument(
-            "--max-rss", metavar="MB", help="Replace a worker process that uses more memory after a job."
+            "--queues",
+            metavar="A,B,C",
+            help="Queues of the workers, in this order; NAME:WEIGHT draws one by weight. Default: FAKTORY['QUEUES'], "
+            "or all that tasks use.",
+        )
+        parser.add_argument(
+            "--processes",
+            metavar="N",
+            help="Worker processes; default: FAKTORY['PROCESSES'], or one for each CPU, at most 4 (1 on SQLite).",
+        )
+        parser.add_argument(
+            "--servers",
+            metavar="N",
+            help="Server processes that share the port, for more than two cores; default: 1; SQLite allows no more.",
+        )
+        parser.add_argument(
+            "--concurrency", metavar="N", help="Threads of each worker process; default: FAKTORY['CONCURRENCY']."
+        )
+        parser.add_argument(
+            "--max-jobs",
+            metavar="N",
+            help="Replace a worker process after N jobs; default: FAKTORY['MAX_JOBS'], no limit.",
+        )
+        parser.add_argument(
+            "--max-rss",
+            metavar="MB",
+            help="Replace a worker process that uses more memory after a job; default: FAKTORY['MAX_RSS'], no limit.",
         )
         parser.add_argument(
             "--url",
             metavar="URL",
-            help="With --worker-only: the Faktory server to work for, tcp://:PASSWORD@HOST:PORT.",
+            help="With --worker-only: the Faktory server to work for, tcp://:PASSWORD@HOST:PORT, or tcp+tls://….",
         )
         parser.add_argument(
-            "--tls-cert", metavar="FILE", help="The server's certificate (PEM); it then speaks TLS only."
+            "--tls-cert",
+            metavar="FILE",
+            help="The server's certificate (PEM), with which it speaks TLS only; default: FAKTORY['TLS_CERT'].",
         )
-        parser.add_argument("--tls-key", metavar="FILE", help="Its private key; default: in the certificate's file.")
+        parser.add_argument(
+            "--tls-key",
+            metavar="FILE",
+            help="Its private key; default: FAKTORY['TLS_KEY'], or that in the certificate's file.",
+        )
         parser.add_argument(
             "--gearmonkey",
             metavar="URL",
             nargs="?",
             const="",
-            help="Serve GearMonkey clients of this Redis too; default: FAKTORY['GEARMONKEY_URL'].",
+            help="Serve GearMonkey clients of this Redis too; default: GEARMONKEY_URL of environment or FAKTORY.",
         )
         parser.add_argument(
-            "--migrations-wait", metavar="SECONDS", help="How long to wait for migrations that are not applied yet."
+            "--migrations-wait",
+            metavar="SECONDS",
+            help="How long to wait for migrations that are not applied yet; default: FAKTORY['MIGRATIONS_WAIT'].",
         )
         parser.add_argument(
             "--health", metavar="HOST:PORT", help="Answer probes there: /healthz and /readyz of this runfaktory."

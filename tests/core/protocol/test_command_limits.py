@@ -10,7 +10,6 @@ from django_faktory.core.protocol.commands import VERBS, FailJob, parse
 from django_faktory.core.protocol.connection import ServerConnection
 from django_faktory.core.protocol.limits import CUT, DROPPED, LIMITS, LOOKED_UP, check_line
 from django_faktory.errors import InvalidPayload, UnknownCommand
-from scripts import limits_table
 
 pytestmark = pytest.mark.core
 
@@ -123,11 +122,6 @@ def test_failure_texts_of_any_length_are_accepted():
     assert parse(f'FAIL {{"jid":"12345678","errtype":"{"e" * 5000}","message":"{"m" * 5000}"}}') == FailJob(
         "12345678", "e" * 5000, "m" * 5000
     )
-
-
-def test_the_limits_page_contains_the_table():
-    page = (Path(__file__).parents[3] / "docs" / "reference" / "command-limits.md").read_text(encoding="utf-8")
-    assert limits_table.render() in page, "run `make docs`"
 
 
 def test_the_limits_page_lists_the_highest_cost_of_each_verb():

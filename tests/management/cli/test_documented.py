@@ -43,13 +43,6 @@ def test_the_page_lists_exactly_the_existing_subcommands():
 
 
 @pytest.mark.core
-@pytest.mark.parametrize("word", subcommands())
-def test_the_page_lists_every_option_of_a_subcommand(word):
-    chapter = chapter_of(word)
-    assert [option for option in options_of(subcommands()[word]) if f"`{option}" not in chapter] == []
-
-
-@pytest.mark.core
 def test_every_option_on_the_page_exists():
     known = {option for one in subcommands().values() for option in options_of(one)} | {"--json", "--"}
     assert set(re.findall(r"`(--[a-z-]*)", PAGE)) <= known

@@ -15,7 +15,7 @@ from ..table import Column
 
 @subcommand(
     "batches",
-    "Show the latest batches, or one with its children.",
+    "List the latest batches, or show one with its children.",
     Argument("bid", nargs="?", help="Show this batch with its children."),
     limit("batches"),
 )

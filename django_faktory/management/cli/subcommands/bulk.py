@@ -18,13 +18,23 @@ from ....store.store import Store
 from ..screen import quantity, span
 from ..subcommand import INTERRUPTED, NOTHING, OK, YES, Argument, Invocation, Unsupported, flag, subcommand, whole
 
-_QUERY = Argument("query", nargs="+", help="Which jobs, such as: dead queue:mail error:Timeout, or a jid.")
+_QUERY = Argument("query", nargs="+", help="Which jobs, such as: dead queue:mail error:Timeout older:2d, or a jid.")
 _PRUNED = Argument("query", nargs="*", help="Which jobs, such as: dead older:1h; those past their retention if none.")
 _BOUNDS = (
-    Argument("--limit", type=whole, metavar="N", help="Maximum number of jobs, newest first (1 for a test)."),
+    Argument(
+        "--limit",
+        type=whole,
+        metavar="N",
+        help="Maximum number of jobs, newest first: try one, then the remaining ones.",
+    ),
     flag("--dry-run", "Only print how many jobs would change."),
 )
-_PER_MINUTE = Argument("--per-minute", type=whole, metavar="N", help="Run at most N of them in a minute.")
+_PER_MINUTE = Argument(
+    "--per-minute",
+    type=whole,
+    metavar="N",
+    help="Run at most N of them in a minute, the oldest first; the others wait.",
+)
 
 
 def _run_operation(call: Invocation) -> int:

@@ -18,7 +18,7 @@ from ..table import Column
 
 @subcommand(
     "cron",
-    "Show cron entries; pause, resume or run them: cron pause ENTRY, cron next ENTRY.",
+    "List cron entries; pause, resume or run them: cron pause ENTRY, cron next ENTRY.",
     verbs("list", "pause", "resume", "run", "next"),
     Argument("names", nargs="*", metavar="ENTRY", help="The entries; run and next take one."),
     Argument("--count", type=whole, default=5, metavar="N", help="next: how many times; default: 5."),

@@ -28,14 +28,19 @@ def priority(text: str) -> int:
 
 @subcommand(
     "edit",
-    "Change arguments, queue, priority or time of a job.",
+    "Change arguments, queue, priority or time of a job that is not running; its state stays.",
     Argument("jid", help="The job's id."),
     # `dest`: Django takes an option named args as the positional arguments of the command.
     Argument("--args", dest="arguments", metavar="JSON", help="Its arguments: a JSON array."),
     Argument("--kwargs", metavar="JSON", help="Its keyword arguments: a JSON object."),
     Argument("--queue", metavar="NAME", help="Its queue."),
     Argument("--priority", type=priority, metavar="N", help="Its priority, -100 to 100, larger first."),
-    Argument("--in", dest="delay", metavar="DURATION", help="Run a scheduled job after this delay."),
+    Argument(
+        "--in",
+        dest="delay",
+        metavar="DURATION",
+        help="When a scheduled or retrying job runs, counted from now: 90s, 15m, 2h, 1d.",
+    ),
     flag("--new", "Accept a queue that was never used."),
 )
 def _edit(call: Invocation) -> int:

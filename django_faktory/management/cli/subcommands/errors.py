@@ -12,7 +12,7 @@ from ..subcommand import OK, Invocation, limit, subcommand
 from ..table import Column
 
 
-@subcommand("errors", "Show failed jobs grouped by their cause.", limit("groups", 20))
+@subcommand("errors", "List failed jobs in groups of the same cause, the largest first.", limit("groups", 20))
 def _errors(call: Invocation) -> int:
     found, most = error_groups.group_failed(using=call.require_alias()), call.options["limit"]
     documents = [_document(group) for group in found.groups[:most]]

@@ -11,8 +11,8 @@ from ..table import Column
 
 @subcommand(
     "functions",
-    "List the stored functions of PostgreSQL, or print their SQL.",
-    flag("--sql", "Print the SQL, for somebody who runs it by hand."),
+    "List the stored functions of PostgreSQL, and whether the database has those of this version.",
+    flag("--sql", "Print the SQL that creates them, for an administrator who runs it by hand."),
 )
 def _functions(call: Invocation) -> int:
     if call.options["sql"]:

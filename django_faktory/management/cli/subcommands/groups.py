@@ -10,7 +10,7 @@ from ..screen import quantity
 from ..subcommand import OK, Invocation, Unsupported, subcommand
 
 
-@subcommand("groups", "Create groups with the permissions of viewers, operators and administrators.")
+@subcommand("groups", "Create the groups of viewers, operators and administrators, or update their permissions.")
 def _groups(call: Invocation) -> int:
     if not apps.is_installed("django.contrib.auth"):
         raise Unsupported("groups: needs django.contrib.auth in INSTALLED_APPS")

@@ -28,10 +28,10 @@ COUNTED = 10_000
 
 @subcommand(
     "jobs",
-    "List the latest jobs that match a query.",
+    "List the latest jobs that match a query, or words of their arguments and messages.",
     Argument("query", nargs="*", help="Which jobs, such as: dead queue:mail error:Timeout."),
     limit("jobs"),
-    flag("--long", "Show arguments and the message of the latest failure too."),
+    flag("--long", "Show the arguments, as far as REDACT admits, and the message of the latest failure too."),
     flag("--count", f"Print only their number, counted up to {COUNTED}."),
 )
 def _jobs(call: Invocation) -> int:
@@ -106,7 +106,11 @@ def _texts_of(job: Any) -> dict[str, Any]:
     return {"args": args, "kwargs": kwargs, "message": job_summaries.read_message(job) or None}
 
 
-@subcommand("job", "Show one job with its arguments, attempts and result.", Argument("jid", help="The job's id."))
+@subcommand(
+    "job",
+    "Show a job: why it waits, its JSON, its attempts, its result and its log lines.",
+    Argument("jid", help="The job's id."),
+)
 def _job(call: Invocation) -> int:
     jid, screen = call.options["jid"], call.screen
     if call.alias is None:
@@ -169,15 +173,15 @@ def _show_remote_job(call: Invocation, jid: str) -> int:
 
 @subcommand(
     "push",
-    "Enqueue a task.",
+    "Enqueue a task of this project, with its own options, and print the jid.",
     Argument("task", help="The task, by its jobtype."),
     Argument("values", nargs="*", metavar="ARG", help="Its arguments: JSON, or else text."),
     Argument("--kwargs", metavar="JSON", default="{}", help="Its keyword arguments: a JSON object."),
     Argument("--queue", metavar="NAME", help="Queue, instead of the task's own."),
-    Argument("--in", dest="delay", metavar="DURATION", help="Delay: 90s, 15m, 2h, 1d."),
-    Argument("--about", metavar="APP.MODEL/PK", help="Object that the job is about."),
-    flag("--unregistered", "Accept a task that this project does not define."),
-    flag("--new", "Accept a queue that was never used."),
+    Argument("--in", dest="delay", metavar="DURATION", help="Do not start before this delay: 90s, 15m, 2h, 1d."),
+    Argument("--about", metavar="APP.MODEL/PK", help="The object that the job is about."),
+    flag("--unregistered", "The task belongs to another program: any name is accepted, and no options apply."),
+    flag("--new", "Accept a queue that was never used; else it is most likely misspelt."),
 )
 def _push(call: Invocation) -> int:
     options = call.options

@@ -30,7 +30,7 @@ _EXPECTED = {
 
 @subcommand(
     "limits",
-    "Show limits; set or remove them, pause tasks: limits pause TASK.",
+    "List limits; set or remove them, pause tasks: limits pause TASK.",
     verbs(*_EXPECTED),
     Argument("names", nargs="*", metavar="NAME", help=_NAMES),
     flag("--new", "set, pause: accept names of tasks and queues not used yet."),

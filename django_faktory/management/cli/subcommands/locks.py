@@ -15,7 +15,7 @@ COUNTED = 1000
 
 @subcommand(
     "locks",
-    "Show locks and the jobs that wait for them; release them: locks release TOKEN.",
+    "List locks and the jobs that wait for them; release them: locks release TOKEN.",
     verbs("list", "release"),
     Argument("names", nargs="*", metavar="KEY|TOKEN", help="list: keys to show; release: tokens of locks."),
     limit("locks"),

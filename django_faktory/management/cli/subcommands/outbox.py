@@ -18,7 +18,7 @@ from ..table import Column
 
 @subcommand(
     "outbox",
-    "Show jobs in the outbox; relay refused ones again: outbox retry JID.",
+    "List jobs in the outbox; relay refused ones again: outbox retry JID.",
     verbs("list", "retry", "delete"),
     Argument("jids", nargs="*", metavar="JID", help="retry, delete: jobs that the target refused."),
     flag("--all", "All jobs that the target refused; for retry and delete."),

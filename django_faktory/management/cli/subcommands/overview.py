@@ -27,7 +27,7 @@ SHOWN = 15
 """Rows per table of `top`, so that all tables fit on one screen."""
 
 
-@subcommand("info", "Print totals, job states and queue sizes.")
+@subcommand("info", "Print totals, numbers of jobs by state, and sizes of queues, as the INFO of the protocol does.")
 def _info(call: Invocation) -> int:
     info = call.broker.info()
     if call.screen.is_json:
@@ -41,7 +41,7 @@ def _info(call: Invocation) -> int:
     return OK
 
 
-@subcommand("doctor", "Report what needs attention: no workers, failing tasks, late queues.")
+@subcommand("doctor", "Print what needs attention; exit with 4 if an alarm is critical.")
 def _doctor(call: Invocation) -> int:
     found = alarms.read(using=call.require_alias())
     documents = list(map(AlarmRow.read, found))
@@ -63,10 +63,10 @@ def format_alarm(alarm: dict[str, Any]) -> str:
 
 @subcommand(
     "top",
-    "Live view of alarms, rates, queues, running jobs and workers.",
-    Argument("--interval", type=duration, default=1.0, metavar="S", help="Seconds between updates; default: 1."),
-    Argument("--count", type=whole, metavar="N", help="Exit after this many updates."),
-    flag("--once", "Exit after one update."),
+    "Show alarms, rates, queues, the longest-running jobs and workers until Ctrl-C.",
+    Argument("--interval", type=duration, default=1.0, metavar="S", help="Seconds between two samples; default: 1."),
+    Argument("--count", type=whole, metavar="N", help="Exit after N samples."),
+    flag("--once", "Exit after one sample."),
 )
 def _top(call: Invocation) -> int:
     count = 1 if call.options["once"] else call.options["count"]

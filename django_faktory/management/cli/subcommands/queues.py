@@ -39,7 +39,7 @@ def _paused(alias: str) -> set[str]:
     return set(Queue.objects.using(alias).paused().values_list("name", flat=True))
 
 
-@subcommand("queues", "Show queues: size, latency, pauses.")
+@subcommand("queues", "List queues: size, seconds that the oldest job has waited, pauses.")
 def _queues(call: Invocation) -> int:
     queues = queues_of(call)
     call.screen.listing({"queues": queues}, QUEUE_COLUMNS, queues)
@@ -49,13 +49,13 @@ def _queues(call: Invocation) -> int:
 _NAMES = (
     Argument("names", nargs="*", metavar="QUEUE", help="The queues."),
     flag("--all", "All queues."),
-    flag("--new", "Accept names of queues that were never used."),
+    flag("--new", "Accept names of queues that were never used; else they are most likely misspelt."),
 )
 
 
 @subcommand(
     "clear",
-    "Remove the waiting jobs of queues.",
+    "Remove the waiting jobs of these queues, and the queues with their pauses.",
     Argument("names", nargs="+", metavar="QUEUE", help="The queues."),
     YES,
 )
@@ -72,8 +72,8 @@ def _clear(call: Invocation) -> int:
     return OK
 
 
-@subcommand("pause", "Pause queues.", *_NAMES, REASON)
-@subcommand("resume", "Resume queues.", *_NAMES)
+@subcommand("pause", "Stop delivering jobs of these queues.", *_NAMES, REASON)
+@subcommand("resume", "Deliver jobs of these queues again.", *_NAMES)
 def _change(call: Invocation) -> int:
     names, is_all = list(dict.fromkeys(call.options["names"])), call.options["all"]
     if bool(names) == is_all:

@@ -34,7 +34,7 @@ def workers_of(alias: str) -> list[dict[str, Any]]:
     return read_workers(live_workers.order_by("started_at", "wid")[:SHOWN], using=alias)
 
 
-@subcommand("workers", "Show worker processes: state, jobs, memory.")
+@subcommand("workers", "List live worker processes, in any language: state, jobs, memory.")
 def _workers(call: Invocation) -> int:
     # The protocol has no list of workers; INFO has their number.
     if call.alias is None:
@@ -51,8 +51,10 @@ def _workers(call: Invocation) -> int:
 _WIDS = (Argument("wids", nargs="*", metavar="WID", help="The worker processes."), flag("--all", "All workers."), YES)
 
 
-@subcommand("quiet", "Stop workers from fetching jobs (cannot be undone; restart to resume).", *_WIDS)
-@subcommand("terminate", "Let workers finish their jobs, then exit.", *_WIDS)
+@subcommand("quiet", "Make these workers stop fetching jobs; this cannot be undone.", *_WIDS)
+@subcommand(
+    "terminate", "Make these workers finish their jobs and exit; each learns of it with its next heartbeat.", *_WIDS
+)
 def _advance(call: Invocation) -> int:
     alias = call.require_alias()
     wids, is_all = list(dict.fromkeys(call.options["wids"])), call.options["all"]
