@@ -6,9 +6,11 @@ The tag `design` builds the decisions in `adr/` as a site of their own, below `d
 sidebar have none of them.
 """
 
+import json
 import re
 import sys
 import tomllib
+from collections import Counter
 from pathlib import Path
 
 from django.db.models.query_utils import DeferredAttribute
@@ -45,6 +47,7 @@ html_theme = "furo"
 html_title = f"django_faktory {release}" + " design" * IS_DESIGN
 html_copy_source = False
 html_show_sphinx = False
+html_search_scorer = str(HERE / "search.js")
 
 NOT_SEARCHED = ("screens", "reference/licences")
 """Pages of pictures and of other packages' names: their words match what readers look for elsewhere."""
@@ -119,8 +122,17 @@ def describe(_app, _kind, _name, obj, _options, lines):
     lines[:] = [_PAGE.sub(r":doc:`/\1`", line) for line in lines]
 
 
+def add_words(app, pagename, _template, _context, _doctree):
+    """Give the search the words of all pages and their numbers, from which it takes suggestions."""
+    if pagename == "search":
+        texts = " ".join(Path(app.env.doc2path(name)).read_text(encoding="utf-8") for name in app.env.found_docs)
+        words = dict(Counter(re.findall(r"[^\W\d_]{4,}", texts.lower())).most_common())
+        app.add_js_file(None, body=json.dumps(words), type="application/json", id="words-of-the-pages")
+
+
 def setup(app):
     """Register the lexer and the handlers; Sphinx calls this function."""
     app.add_lexer("mermaid", TextLexer)  # code hosts draw the diagram; here it is shown as text
     app.connect("source-read", read)
     app.connect("autodoc-process-docstring", describe)
+    app.connect("html-page-context", add_words)
