@@ -265,6 +265,24 @@ def test_a_claim_locks_only_the_rows_that_it_returns():
     assert (len(mine), len(other)) == (2, 3)
 
 
+@pytest.mark.skipif(connection.vendor != "postgresql", reason="about the log of PostgreSQL")
+def test_a_claim_writes_no_payload_to_the_log():
+    values = [["default"], [10], "w1", 10, 1, 60.0, None, 60.0, None, False, ["default"], [-101], ["-infinity"], [101]]
+    claim = (
+        "SELECT * FROM faktory_claim_1(%s, %s, %s, %s, %s, %s, %s, %s, %s, %s, %s, %s::smallint[], %s::timestamptz[],"
+    )
+    for number in range(5):
+        push(Store(), [payload(f"job-{number}-{place}", args=["x" * 600]) for place in range(10)])
+        with connection.cursor() as cursor:
+            cursor.execute(f"EXPLAIN (ANALYZE, WAL, FORMAT JSON) {claim} %s::smallint[], NULL)", values)
+            [[[explained]]] = cursor.fetchall()
+        plan = explained["Plan"]
+        if not plan["WAL FPI"]:  # after a checkpoint, the first change of a page logs all of it
+            break
+    assert Job.live.working().count() == 10 * (number + 1)
+    assert plan["WAL Bytes"] < 10 * 600
+
+
 def test_a_lost_worker_row_is_kept_while_a_transaction_locks_its_job():
     """W20: a job locked by the worker's dying transaction is skipped, and the next look must find it."""
     if not connection.features.has_select_for_update_skip_locked:

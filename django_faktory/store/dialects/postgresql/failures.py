@@ -15,10 +15,10 @@ from .jobs import ADD_TO_COUNTERS
 from .prepared import Call, Command
 
 READ = (
-    "id", "jid", "jobtype", "queue", "state", "retry", "backtrace", "result_ttl", "run_at", "enqueued_at", "started_at",
-    "reserved_until", "finished_at", "purge_at", "failed_at", "wid", "attempt", "failures", "losses", "errtype",
-    "failure", "history", "unique_key", "lock_key", "lock_token", "permits", "bid", "callback_of", "has_run",
-    "counts_failed", "cancel_requested_at",
+    "id", "enqueued_at", "finished_at", "purge_at", "failed_at", "cancel_requested_at", "retry", "result_ttl",
+    "failures", "backtrace", "losses", "has_run", "counts_failed", "jid", "jobtype", "queue", "lock_key", "bid",
+    "callback_of", "errtype", "failure", "history", "state", "wid", "attempt", "run_at", "started_at",
+    "reserved_until", "lock_token", "permits", "unique_key",
 )  # fmt: skip
 """Columns of `faktory_failing_1`, in the order of the model's fields, as Django expects them."""
 
