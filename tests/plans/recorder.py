@@ -4,8 +4,10 @@ No code wraps the statements, so that those sent through libpq directly are reco
 """
 
 import json
+import re
 from contextlib import contextmanager
 from dataclasses import dataclass, field
+from typing import NamedTuple
 
 from django.db import DatabaseError, connection
 
@@ -20,6 +22,18 @@ _SETTINGS = {
 }
 
 
+_PARAMETER = re.compile(r"\$\d+")
+
+
+class Lookup(NamedTuple):
+    """How a statement reads a table. The condition is that of the index, without numbers of parameters."""
+
+    scan: str
+    table: str
+    index: str | None
+    condition: str
+
+
 @dataclass
 class Statement:
     """One statement, with the plan that PostgreSQL executed."""
@@ -31,12 +45,27 @@ class Statement:
 
     @property
     def pages(self):
-        """Number of pages read.
+        """Number of pages of tables and indexes read; those of a sub-select may be counted twice.
 
-        Changes in a WITH may be executed after the plan itself: their pages are added, and perhaps counted twice.
+        Pages of the catalog are not counted: a session reads them again whenever others have changed many tables. Pages
+        of a function are those of its own statements.
         """
-        after = sum(_buffers(node) for node in self.nodes[1:] if node["Node Type"] == "ModifyTable")
-        return _buffers(self.plan) + after
+        reads = sum(_buffers(node) for node in self.nodes if _scans(node))
+        writes = [node for node in self.nodes if node["Node Type"] in ("ModifyTable", "LockRows")]
+        return reads + sum(_buffers(node) - sum(map(_buffers, _inputs(node))) for node in writes)
+
+    def lookups(self, *tables):
+        """Return how it reads each of these tables."""
+        nodes = [node for node in self.nodes if _scans(node) and node["Relation Name"] in tables]
+        return tuple(
+            Lookup(
+                node["Node Type"],
+                node["Relation Name"],
+                node.get("Index Name"),
+                _PARAMETER.sub("$", node.get("Index Cond", "")),
+            )
+            for node in nodes
+        )
 
     @property
     def rows(self):
@@ -50,8 +79,7 @@ class Statement:
             child["Actual Rows"] * child["Actual Loops"]
             for node in self.nodes
             if node["Node Type"] in ("ModifyTable", "LockRows")
-            for child in node.get("Plans", ())
-            if child.get("Parent Relationship") == "Outer"
+            for child in _inputs(node)
         )
 
     def reads_whole(self, table):
@@ -60,6 +88,15 @@ class Statement:
 
     def __str__(self):
         return f"{self.where}: {self.pages} pages, {self.changed:.0f} rows locked or changed: {self.sql[:600]}"
+
+
+def _scans(node):
+    """Return True if it reads a table, perhaps by an index."""
+    return "Scan" in node["Node Type"] and "Relation Name" in node
+
+
+def _inputs(node):
+    return [child for child in node.get("Plans", ()) if child.get("Parent Relationship") == "Outer"]
 
 
 def _buffers(node):

@@ -13,7 +13,7 @@ RETURNS TABLE (
   kind text, jid text, wid text, attempt bigint, queue text, jobtype text, started_at timestamptz, ended_at timestamptz
 )
 LANGUAGE plpgsql
-SET enable_seqscan = off SET jit = off SET plan_cache_mode = force_generic_plan AS $$
+SET enable_seqscan = off SET enable_bitmapscan = off SET jit = off SET plan_cache_mode = force_generic_plan AS $$
 #variable_conflict use_column
 DECLARE
   ended int;
@@ -165,13 +165,14 @@ DECLARE
   clock timestamptz := COALESCE(moment, clock_timestamp());
 BEGIN
   -- The holder's row is locked, then its lock, as all transactions do (ADR 0024); the next job's row only if it is not locked.
-  -- Lookups by key hide the state from the planner, see `faktory_ready_next_1`. The token is drawn before the writes: no part
-  -- of a statement sees what another part has written, and both the job and the lock row get it.
+  -- Lookups by key hide the state from the planner, see `faktory_ready_next_1`; OFFSET 0 keeps it out of the lookup of the holder.
+  -- The token is drawn before the writes: no part of a statement sees what another part has written, and both the job and the
+  -- lock row get it.
   RETURN QUERY
   WITH held AS MATERIALIZED (
     SELECT j.* FROM (
       SELECT id, wid, attempt, result_ttl, state, bid, callback_of, lock_token, permits, queue, jobtype, started_at
-      FROM django_faktory_job WHERE jid = ended FOR UPDATE) AS j
+      FROM django_faktory_job WHERE jid = ended FOR UPDATE OFFSET 0) AS j
     WHERE j.state = 'working' AND (holder = '' OR j.wid = '' OR j.wid = holder)
       AND (held_attempt IS NULL OR j.attempt = held_attempt)
       AND j.bid IS NULL AND j.callback_of IS NULL AND j.permits IS NULL),
@@ -239,7 +240,7 @@ CREATE OR REPLACE FUNCTION faktory_keep_1 (
 )
 RETURNS void
 LANGUAGE plpgsql
-SET enable_seqscan = off SET jit = off SET plan_cache_mode = force_generic_plan AS $$
+SET enable_seqscan = off SET enable_bitmapscan = off SET jit = off SET plan_cache_mode = force_generic_plan AS $$
 #variable_conflict use_column
 BEGIN
   WITH gone AS (
@@ -270,7 +271,7 @@ RETURNS TABLE (
   reserved_until timestamptz, lock_token bigint, permits text, unique_key text
 )
 LANGUAGE plpgsql
-SET enable_seqscan = off SET jit = off SET plan_cache_mode = force_generic_plan AS $$
+SET enable_seqscan = off SET enable_bitmapscan = off SET jit = off SET plan_cache_mode = force_generic_plan AS $$
 #variable_conflict use_column
 BEGIN
   -- By id, as all transactions (ADR 0024), and by a sub-select for each id, see `faktory_end_1`.
@@ -298,7 +299,7 @@ CREATE OR REPLACE FUNCTION faktory_save_1 (
 )
 RETURNS int
 LANGUAGE plpgsql
-SET enable_seqscan = off SET jit = off SET plan_cache_mode = force_generic_plan AS $$
+SET enable_seqscan = off SET enable_bitmapscan = off SET jit = off SET plan_cache_mode = force_generic_plan AS $$
 #variable_conflict use_variable
 BEGIN
   -- An array of one id: for a comparison with the id itself, the planner may join by walking over the whole primary key, with a

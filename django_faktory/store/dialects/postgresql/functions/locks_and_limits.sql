@@ -146,8 +146,7 @@ CREATE OR REPLACE FUNCTION faktory_free_permits_1 (
   permits text[]
 )
 RETURNS TABLE (kind text, name text, jid text)
-LANGUAGE plpgsql
-SET enable_seqscan = off SET plan_cache_mode = force_generic_plan AS $$
+LANGUAGE plpgsql AS $$
 #variable_conflict use_column
 DECLARE
   freed record;
@@ -214,12 +213,12 @@ BEGIN
 END $$;
 
 -- Delete the rows of locks, and make the next jobs of their keys ready (ADR 0015). Rows as of `faktory_ready_next_1`.
+-- With the settings of `faktory_end_1`, as `faktory_free_permits_1`.
 CREATE OR REPLACE FUNCTION faktory_free_locks_1 (
   tokens bigint[]
 )
 RETURNS TABLE (kind text, name text, jid text)
-LANGUAGE plpgsql
-SET enable_seqscan = off SET plan_cache_mode = force_generic_plan AS $$
+LANGUAGE plpgsql AS $$
 #variable_conflict use_column
 DECLARE
   lock record;
@@ -251,7 +250,7 @@ CREATE OR REPLACE FUNCTION faktory_ready_next_1 (
 )
 RETURNS TABLE (kind text, name text, jid text)
 LANGUAGE plpgsql
-SET enable_seqscan = off SET plan_cache_mode = force_generic_plan AS $$
+SET enable_seqscan = off SET enable_bitmapscan = off SET plan_cache_mode = force_generic_plan AS $$
 #variable_conflict use_column
 DECLARE
   wanted_key text;
@@ -279,7 +278,7 @@ BEGIN
       RETURN QUERY
       UPDATE django_faktory_job AS j SET state = 'enqueued', is_returned = TRUE WHERE j.id = (
         SELECT j.id FROM django_faktory_job AS j
-        WHERE j.id = first_id AND j.state = 'blocked' AND j.limiter IS NULL FOR UPDATE SKIP LOCKED)
+        WHERE j.id = first_id AND j.state = (SELECT 'blocked') AND j.limiter IS NULL FOR UPDATE SKIP LOCKED)
       RETURNING 'ready', j.queue::text, j.jid::text;
       IF NOT FOUND THEN
         kind := 'key'; name := wanted_key;

@@ -26,11 +26,12 @@ DECLARE
   moment timestamptz := COALESCE(clock, clock_timestamp());
   is_lone boolean := places IS NULL;
   looks boolean;
-  seqscan text;
+  scans text[];         -- settings of the session
   ids bigint[];         -- rows that this push may change
+  expired bigint[];     -- of these, holders of a key that has expired
+  replaced bigint[];    -- of these, dead jobs to replace
   locked bigint[];
   met jsonb;            -- what a stored job decides about pushed ones: 'kept' or 'refused', by jid
-  replaced text[];      -- jids of the dead jobs to replace
   is_blocked boolean[];
   blocking text[];
   added int;
@@ -44,21 +45,22 @@ BEGIN
   FOR round IN 1..10 LOOP
     -- A lone job is inserted first, and looked up if that did nothing: it waits while it has no other row locked.
     looks := NOT is_lone AND (may_exist OR keys IS NOT NULL);
-    IF seqscan IS NULL AND (looks OR locks IS NOT NULL) THEN
-      -- A plan made while the table was empty must not read it from end to end when it has grown. Not a SET clause of
-      -- the function, which costs each call more than this: a lone plain job needs no look.
-      seqscan := current_setting('enable_seqscan');
-      PERFORM set_config('enable_seqscan', 'off', TRUE);
+    IF scans IS NULL AND (looks OR locks IS NOT NULL) THEN
+      -- A plan made while the table was small must not read it from end to end, or all jobs of a key, when it has grown.
+      -- Not SET clauses of the function, which cost each call more than this: a lone plain job needs no look.
+      scans := ARRAY[current_setting('enable_seqscan'), current_setting('enable_bitmapscan')];
+      PERFORM set_config('enable_seqscan', 'off', TRUE), set_config('enable_bitmapscan', 'off', TRUE);
     END IF;
     IF looks THEN
       LOOP
         -- Rows are found by lateral joins with OFFSET 0: any other form may be planned as a join that reads the table.
-        -- Of arrays in a sub-select the planner does not know the length, so that it keeps the plan.
+        -- Of arrays in a sub-select the planner does not know the length, so that it keeps the plan, nor that they are
+        -- NULL: to a condition that is never true, it takes any partial index, and reads all of it.
         SELECT array_agg(mine_id) FILTER (WHERE is_over) || array_agg(holder_id) FILTER (WHERE is_expired),
-          array_agg(jid) FILTER (WHERE is_over AND NOT is_taken),
+          array_agg(holder_id) FILTER (WHERE is_expired), array_agg(mine_id) FILTER (WHERE is_over AND NOT is_taken),
           jsonb_object_agg(jid, CASE WHEN is_over IS FALSE THEN 'kept' ELSE 'refused' END)
             FILTER (WHERE is_over IS FALSE OR is_taken)
-        INTO ids, replaced, met
+        INTO ids, expired, replaced, met
         FROM (
           SELECT j.jid, mine.id AS mine_id, mine.is_over, holder.id AS holder_id, holder.is_expired,
             key IS NOT NULL AND (NOT COALESCE(holder.is_expired, TRUE)
@@ -79,9 +81,8 @@ BEGIN
         moment := COALESCE(clock, clock_timestamp());
       END LOOP;
       IF ids IS NOT NULL AND jobs IS NOT NULL THEN
-        UPDATE django_faktory_job SET unique_key = NULL
-        WHERE id = ANY ((SELECT ids)::bigint[]) AND unique_key = ANY (keys) AND unique_expires_at <= moment;
-        DELETE FROM django_faktory_job WHERE id = ANY ((SELECT ids)::bigint[]) AND jid = ANY (replaced);
+        UPDATE django_faktory_job SET unique_key = NULL WHERE id = ANY ((SELECT expired)::bigint[]);
+        DELETE FROM django_faktory_job WHERE id = ANY ((SELECT replaced)::bigint[]);
       END IF;
     END IF;
     EXIT WHEN jobs IS NULL;
@@ -159,8 +160,8 @@ BEGIN
     END IF;
   END LOOP;
 
-  IF seqscan IS NOT NULL THEN
-    PERFORM set_config('enable_seqscan', seqscan, TRUE);
+  IF scans IS NOT NULL THEN
+    PERFORM set_config('enable_seqscan', scans[1], TRUE), set_config('enable_bitmapscan', scans[2], TRUE);
   END IF;
   IF blocking IS NOT NULL THEN
     RETURN QUERY SELECT 'blocked', unnest(blocking);

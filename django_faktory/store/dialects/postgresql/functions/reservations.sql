@@ -6,7 +6,7 @@ CREATE OR REPLACE FUNCTION faktory_confirm_1 (
 )
 RETURNS TABLE (jid text)
 LANGUAGE plpgsql
-SET enable_seqscan = off SET jit = off SET plan_cache_mode = force_generic_plan AS $$
+SET enable_seqscan = off SET enable_bitmapscan = off SET jit = off SET plan_cache_mode = force_generic_plan AS $$
 #variable_conflict use_column
 DECLARE
   clock timestamptz := COALESCE(moment, statement_timestamp());
@@ -48,7 +48,7 @@ CREATE OR REPLACE FUNCTION faktory_extend_1 (
 )
 RETURNS int
 LANGUAGE plpgsql
-SET enable_seqscan = off SET jit = off SET plan_cache_mode = force_generic_plan AS $$
+SET enable_seqscan = off SET enable_bitmapscan = off SET jit = off SET plan_cache_mode = force_generic_plan AS $$
 #variable_conflict use_column
 DECLARE
   clock timestamptz := COALESCE(moment, statement_timestamp());
