@@ -84,13 +84,14 @@ def machine():
 
 def empty():
     """Delete all rows, and vacuum the tables where the database has VACUUM."""
+    from django.apps import apps
     from django.db import connection
 
-    from django_faktory.models import Batch, Counter, Job, Queue, WorkerProcess
-
-    for model in (Job, Batch, Counter, Queue, WorkerProcess):
-        model.objects.all().delete()
-    tidy = {"postgresql": "VACUUM ANALYZE", "sqlite": "VACUUM"}.get(connection.vendor)
-    if tidy:
-        with connection.cursor() as cursor:
-            cursor.execute(tidy)
+    tables = [model._meta.db_table for model in apps.get_app_config("django_faktory").get_models()]
+    if connection.vendor == "postgresql":  # a DELETE of millions of rows takes minutes
+        statements = [f"TRUNCATE {', '.join(tables)}", "VACUUM ANALYZE"]
+    else:
+        statements = [f"DELETE FROM {table}" for table in tables] + ["VACUUM"] * (connection.vendor == "sqlite")
+    with connection.cursor() as cursor:
+        for statement in statements:
+            cursor.execute(statement)

@@ -1,10 +1,12 @@
 """Measure how late scheduled jobs are: 10,000 due at once, and single ones, over the wire and with our own workers.
 
     python -m benchmarks.due_jobs               (PostgreSQL as it is configured; BENCH_DATABASE=sqlite for SQLite)
+    python -m benchmarks.due_jobs --ended 20000000      (beside so many jobs that have ended and are kept; PostgreSQL)
 
 Creates and empties the database of the other benchmarks; prints the machine and the settings first.
 """
 
+import argparse
 import json
 import random
 import statistics
@@ -14,6 +16,7 @@ from datetime import UTC, datetime
 
 from benchmarks.client import Client
 from benchmarks.database import empty, machine, prepare
+from benchmarks.growth import insert_ended
 from benchmarks.processes import node
 
 JOBS = 10_000
@@ -29,7 +32,6 @@ def many_at_once():
     """Return the seconds from the moment when all jobs are due until all are enqueued."""
     from django_faktory.models import Job
 
-    empty()
     at = time.time() + 8
     with node("--server-only") as (_, port):
         client = Client(port)
@@ -46,7 +48,6 @@ def many_at_once():
 
 def lone_over_the_wire(ahead_s):
     """Return how late each FETCH was answered, in ms; each job is pushed `ahead_s()` seconds before it is due."""
-    empty()
     late = []
     with node("--server-only") as (_, port):
         pusher, fetcher = Client(port), Client.worker(port, "due-jobs")
@@ -68,7 +69,6 @@ def lone_with_own_workers():
     from benchmarks.tasks import now
     from django_faktory.models import Job
 
-    empty()
     with node("--processes", "1"):
         time.sleep(2)
         first = time.time() + 2
@@ -76,7 +76,7 @@ def lone_with_own_workers():
         for number in range(LONE):
             at = first + number * APART_S + random.uniform(0, 0.05)
             due[now.using(run_after=datetime.fromtimestamp(at, UTC)).enqueue().id] = at
-        while Job.objects.exclude(state="succeeded").exists():
+        while Job.live.exists():
             time.sleep(0.1)
     ran = dict(Job.objects.filter(jid__in=due).values_list("jid", "result"))
     return [(float(ran[jid]) - at) * 1000 for jid, at in due.items()]
@@ -90,12 +90,17 @@ def shown(late):
 
 
 def main():
+    parser = argparse.ArgumentParser(prog="python -m benchmarks.due_jobs")
+    parser.add_argument("--ended", type=int, default=0, help="jobs that have ended and are kept")
+    options = parser.parse_args()
     prepare()
-    print(json.dumps(machine(), indent=2))
-    print(f"10,000 jobs due at once, all enqueued after: {many_at_once():.2f} s (at most 2 asked)")
+    print(json.dumps(machine() | vars(options), indent=2))
+    empty()
+    insert_ended(options.ended)
     print(f"a lone job, own worker:                {shown(lone_with_own_workers())}")
     print(f"over the wire, 1 to 1.5 s ahead:       {shown(lone_over_the_wire(lambda: random.uniform(1, 1.5)))}")
     print(f"over the wire, 0.1 to 0.9 s ahead:     {shown(lone_over_the_wire(lambda: random.uniform(0.1, 0.9)))}")
+    print(f"10,000 jobs due at once, all enqueued after: {many_at_once():.2f} s (at most 2 asked)")
 
 
 if __name__ == "__main__":

@@ -20,6 +20,7 @@ from benchmarks.processes import node, workers
 SIZES = {"backlog": 1_000_000, "done": 10_000_000, "snapshot": 60, "purge": 1_000_000}
 FETCHES_S = 5.0
 READING_S = 2.0
+CHUNK = 500_000
 
 INSERT = """
 INSERT INTO django_faktory_job (jid, jobtype, queue, state, sort_priority, payload, retry, reserve_for, backtrace,
@@ -30,6 +31,15 @@ SELECT jid, 'benchmarks.tasks.noop', %(queue)s, %(state)s, 0,
     CASE %(state)s WHEN 'dead' THEN now() END,
     CASE %(state)s WHEN 'dead' THEN now() + make_interval(secs => %(purge_in_s)s) END
 FROM (SELECT n, md5(n::text || clock_timestamp()::text) AS jid FROM generate_series(1, %(count)s) AS n) AS made
+"""
+
+INSERT_ENDED = """
+INSERT INTO django_faktory_history (id, day, jid, jobtype, queue, state, sort_priority, payload, retry, reserve_for,
+    backtrace, result_ttl, enqueued_at, started_at, finished_at, purge_at, attempt, result)
+SELECT nextval(pg_get_serial_sequence('django_faktory_job', 'id')), current_date, md5(n::text || now()::text),
+    'benchmarks.tasks.noop', 'default', 'succeeded', 0, repeat('x', 250), 25, 1800, 0, 864000, now(), now(), now(),
+    now() + interval '10 d', 1, 'null'
+FROM generate_series(1, %(count)s) AS n
 """
 
 SIZE = """
@@ -54,6 +64,14 @@ def insert(count, queue="default", *, state="enqueued", keep_s=None, purge_in_s=
     if count:
         ask(INSERT, values)
         ask("ANALYZE django_faktory_job")
+
+
+def insert_ended(count):
+    """Insert `count` jobs that have succeeded today and are kept."""
+    for done in range(0, count, CHUNK):
+        ask(INSERT_ENDED, {"count": min(CHUNK, count - done)})
+    if count:
+        ask("VACUUM ANALYZE django_faktory_history")
 
 
 def sizes():
@@ -154,8 +172,8 @@ def slope(readings):
 
 
 @contextmanager
-def open_snapshot():
-    """Keep a transaction of another session open after it has read the database.
+def open_snapshot(*, writes=False):
+    """Keep a transaction of another session open after it has read the database, and with `writes` written too.
 
     PostgreSQL cannot clean up any row that this transaction might see.
     """
@@ -165,6 +183,8 @@ def open_snapshot():
     with psycopg.connect(**connection.get_connection_params()) as other:
         other.execute("SET TRANSACTION ISOLATION LEVEL REPEATABLE READ")
         other.execute("SELECT COUNT(*) FROM django_faktory_queue")
+        if writes:
+            other.execute("SELECT pg_current_xact_id()")
         yield
 
 

@@ -16,7 +16,7 @@ from datetime import UTC, datetime
 from pathlib import Path
 
 from benchmarks.database import HERE, empty, machine, prepare
-from benchmarks.growth import ask, insert, processed
+from benchmarks.growth import ask, insert, insert_ended, processed
 from benchmarks.peers import readings
 from benchmarks.peers.arithmetic import median
 from benchmarks.probe import Probe
@@ -34,6 +34,8 @@ NODE = ("--processes", "1", "--concurrency", "5", "--queues", "default")
 COLUMNS = {
     "connections": "connections",
     "idle_transactions_per_s": "idle: transactions/s",
+    "idle_statements_per_s": "idle: statements/s",
+    "idle_buffers_per_s": "idle: buffers/s",
     "idle_node_cpu_percent": "idle: CPU of a node, % of a core",
     "idle_postgresql_cpu_percent": "idle: CPU of PostgreSQL, % of a core",
     "node_pss_mb": "memory of a node, MB",
@@ -55,14 +57,22 @@ def postmaster():
         return None
 
 
-def transactions():
-    """Return how many transactions were committed or rolled back so far.
+def read_counts():
+    """Return how many transactions, statements and buffers sessions have finished, sent and read so far.
 
-    A session's transactions are counted within a second of its next query.
+    A session counts within a second of its next query. Statements are those of pg_stat_statements, if it is loaded.
     """
     ask("SELECT pg_stat_clear_snapshot()")
-    sql = "SELECT xact_commit + xact_rollback FROM pg_stat_database WHERE datname = current_database()"
-    return int(ask(sql)[0])
+    names = ("transactions", "buffers", "statements")
+    if ask("SELECT to_regclass('pg_stat_statements')")[0]:
+        statements = "(SELECT SUM(calls) FROM pg_stat_statements WHERE toplevel)"
+    else:
+        statements = "xact_commit + xact_rollback"
+    counted = ask(
+        f"SELECT xact_commit + xact_rollback, blks_hit + blks_read, {statements}"
+        " FROM pg_stat_database WHERE datname = current_database()"
+    )
+    return dict(zip(names, map(int, counted), strict=True))
 
 
 def connections():
@@ -70,11 +80,11 @@ def connections():
 
 
 class Meter:
-    """Measures the CPU of nodes and PostgreSQL, and transactions, from its creation until `read`."""
+    """Measures the CPU of nodes and PostgreSQL, and `read_counts`, from its creation until `read`."""
 
     def __init__(self, pids, server):
         self._pids, self._server = pids, server
-        self._began, self._transactions = time.monotonic(), transactions()
+        self._began, self._counts = time.monotonic(), read_counts()
         self._before = self._cpu()
 
     def _cpu(self):
@@ -82,15 +92,16 @@ class Meter:
         return {name: readings.cpu_s(readings.tree(*pids)) for name, pids in roots.items()}
 
     def read(self):
-        """Return elapsed seconds, CPU seconds of nodes and of PostgreSQL, and transactions."""
+        """Return elapsed seconds, CPU seconds of nodes and of PostgreSQL, and the differences of the counts."""
         after, seconds = self._cpu(), time.monotonic() - self._began
         used = {name: readings.cpu_between(self._before[name], after[name]) for name in after}
-        return seconds, used, transactions() - self._transactions
+        return seconds, used, {name: count - self._counts[name] for name, count in read_counts().items()}
 
 
-def one_round(count, *, jobs, idle_s):
+def one_round(count, *, jobs, idle_s, ended):
     """Return all figures with `count` nodes."""
     empty()
+    insert_ended(ended)
     server = postmaster()
     with ExitStack() as running:
         nodes = [running.enter_context(node(*NODE)) for _ in range(count)]
@@ -109,7 +120,7 @@ def idle(meter, count, seconds):
     time.sleep(seconds)
     lasted, used, did = meter.read()
     return {
-        "idle_transactions_per_s": round(did / lasted, 1),
+        **{f"idle_{name}_per_s": round(count / lasted, 1) for name, count in did.items()},
         "idle_node_cpu_percent": round(used["nodes"] / lasted / count * 100, 2),
         "idle_postgresql_cpu_percent": round(used["postgresql"] / lasted * 100, 2),
     }
@@ -132,6 +143,7 @@ def drain(pids, server, jobs):
     from django_faktory.store import notifier
 
     target = processed() + jobs
+    began = ask("SELECT clock_timestamp()")[0]
     insert(jobs, keep_s=600)
     meter = Meter(pids, server)
     notifier.announce("default", {"default"})
@@ -141,7 +153,8 @@ def drain(pids, server, jobs):
     _, used, did = meter.read()
     first, last, count = ask(
         "SELECT MIN(started_at), MAX(finished_at), COUNT(*) FROM django_faktory_history"
-        " WHERE state = 'succeeded' AND queue = 'default'"
+        " WHERE state = 'succeeded' AND queue = 'default' AND started_at >= %s",
+        [began],
     )
     if count != jobs:
         raise RuntimeError(f"expected {jobs} jobs that succeeded, got {count}")
@@ -149,7 +162,7 @@ def drain(pids, server, jobs):
         "jobs_per_s": round(jobs / (last - first).total_seconds()),
         "node_ms_per_job": round(used["nodes"] / jobs * 1000, 3),
         "postgresql_ms_per_job": round(used["postgresql"] / jobs * 1000, 3),
-        "transactions_per_job": round(did / jobs, 4),
+        "transactions_per_job": round(did["transactions"] / jobs, 4),
     }
 
 
@@ -194,6 +207,7 @@ def main():
     parser.add_argument("--jobs", type=int, default=20_000, help="a drain (default: %(default)s)")
     parser.add_argument("--rounds", type=int, default=3, help="of which the medians are taken (default: %(default)s)")
     parser.add_argument("--idle-s", type=float, default=15.0, help="of watching nodes without jobs")
+    parser.add_argument("--ended", type=int, default=0, help="jobs that have ended and are kept")
     parser.add_argument("--no-docs", action="store_true", help="do not write NOTEBOOK.md, as in a smaller run")
     options = parser.parse_args()
     if os.environ.get("BENCH_DATABASE", "postgresql") != "postgresql":
@@ -202,7 +216,8 @@ def main():
     about = machine() | {"max_connections": ask("SHOW max_connections")[0]}
     print(json.dumps(about, indent=2), flush=True)
     counts = [int(count) for count in options.nodes.split(",")]
-    rounds = [one_round(n, jobs=options.jobs, idle_s=options.idle_s) for _ in range(options.rounds) for n in counts]
+    sizes = {"jobs": options.jobs, "idle_s": options.idle_s, "ended": options.ended}
+    rounds = [one_round(count, **sizes) for _ in range(options.rounds) for count in counts]
     found = medians(rounds)
     text = json.dumps({"machine": about, "options": vars(options), "found": found, "rounds": rounds}, indent=2)
     (HERE / "results" / "scaling.json").write_text(text + "\n")

@@ -27,6 +27,7 @@ SMALL = {
     "first_speed": ["enqueue_many"],
     "gearmonkey": [],
     "growth": ["--backlog", "500", "--rounds", "1", "--jobs", "100"],
+    "held": ["--log", "100", "--late", "1", "--held-s", "0.1", "--info", "150", "--snapshot-s", "1", "--offered", "4"],
     "limits": ["--jobs", "20", "--held", "50"],
     "locks": ["--hot", "20", "--locked", "50"],
     "mutate": ["500"],
