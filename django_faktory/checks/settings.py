@@ -31,7 +31,7 @@ from ..tasks.compat import task_backends
 from ..tasks.middleware import Middleware, instantiate
 from .tasks import is_faktory_entry
 
-OLDEST = {"postgresql": (15,), "mariadb": (10, 6), "mysql": (8, 0, 11)}
+OLDEST = {"postgresql": (15,), "mariadb": (10, 6)}
 """Oldest supported version of each database; each supports what a claim needs, such as SKIP LOCKED, and is
 still maintained.
 """
@@ -141,7 +141,7 @@ def check_isolation(databases: Sequence[str] | None = None, **_: Any) -> list[Ch
 
 @register(Tags.database)
 def check_database_version(databases: Sequence[str] | None = None, **_: Any) -> list[CheckMessage]:
-    """Check that the database server that stores the jobs is new enough.
+    """Check that the database server that stores the jobs is supported, and new enough.
 
     Queries the server, so it runs only for the databases that Django passes.
     """
@@ -150,12 +150,15 @@ def check_database_version(databases: Sequence[str] | None = None, **_: Any) -> 
         return []
     name = "mariadb" if getattr(connection, "mysql_is_mariadb", False) else connection.vendor
     oldest, version = OLDEST.get(name), connection.get_database_version()
-    if oldest is None or version >= oldest:
+    if name == "mysql":  # Django's name for both
+        expected = "MariaDB: MySQL has no collation utf8mb4_nopad_bin"
+    elif oldest is None or version >= oldest:
         return []
+    else:
+        expected = f"{_dotted(oldest)} or newer"
     return [
         Error(
-            f"DATABASES[{connection.alias!r}]: {connection.display_name} {_dotted(version)}: "
-            f"jobs need {_dotted(oldest)} or newer",
+            f"DATABASES[{connection.alias!r}]: {connection.display_name} {_dotted(version)}: jobs need {expected}",
             hint='Upgrade the server, or name another database in FAKTORY["DATABASE"].',
             id="django_faktory.E006",
         )
@@ -365,9 +368,7 @@ _REMEDY_MYSQL = '"OPTIONS": {"isolation_level": "read committed"}, which is Djan
 def _isolation_query(connection: BaseDatabaseWrapper) -> str:
     if connection.vendor == "postgresql":
         return "SHOW default_transaction_isolation"
-    # MySQL 8 removed tx_isolation; MariaDB before 11.1 has no other name.
-    name = "tx_isolation" if getattr(connection, "mysql_is_mariadb", False) else "transaction_isolation"
-    return f"SELECT @@SESSION.{name}"
+    return "SELECT @@SESSION.tx_isolation"  # MariaDB before 11.1 has no other name
 
 
 def _check_isolation_option(connection: BaseDatabaseWrapper) -> list[CheckMessage]:

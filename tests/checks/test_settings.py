@@ -366,6 +366,13 @@ def test_a_database_too_old_is_an_error(monkeypatch):
     assert connection.display_name in message.msg
 
 
+@pytest.mark.skipif(KIND != "mariadb", reason="only MariaDB's backend may be connected to MySQL")
+def test_mysql_is_an_error(monkeypatch):
+    monkeypatch.setitem(connections["default"].__dict__, "mysql_is_mariadb", False)
+    [message] = settings_checks.check_database_version(databases=["default"])
+    assert (message.id, "jobs need MariaDB" in message.msg) == ("django_faktory.E006", True)
+
+
 def test_no_database_is_queried_unless_django_names_it():
     assert settings_checks.check_database_version(databases=None) == []
     assert settings_checks.check_database_version(databases=["other"]) == []

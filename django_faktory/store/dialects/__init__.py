@@ -16,7 +16,7 @@ from .mariadb import MARIADB
 from .postgresql.dialect import POSTGRESQL
 from .sqlite import SQLITE
 
-# Django reports MariaDB as "mysql" too; `checks.settings` refuses versions without SKIP LOCKED.
+# Django reports MariaDB as "mysql"; `checks.settings` refuses MySQL itself, and versions without SKIP LOCKED.
 _BY_VENDOR: dict[str, Dialect] = {"postgresql": POSTGRESQL, "sqlite": SQLITE, "mysql": MARIADB}
 
 
