@@ -98,12 +98,12 @@ def is_whole(found, systems, measures):
 
 
 def write(found, root):
-    """Write the chart, the table into docs/performance.md, and the rest into benchmarks/NOTEBOOK.md, between markers.
+    """Write chart and short table into docs/performance.md, the rest into benchmarks/NOTEBOOK.md, between markers.
 
     Raises ValueError without markers, and then changes nothing.
     """
-    shown = ("![The same as bars](img/peers.svg)", _machine(found), table(found))
-    noted = (beside_the_best(found), _set_ups(found), _problems(found))
+    shown = ("![The figures of each system as bars](img/peers.svg)", beside_the_best(found))
+    noted = (_machine(found), table(found), _set_ups(found), _problems(found))
     blocks = {root / "docs" / "performance.md": shown, root / "benchmarks" / "NOTEBOOK.md": noted}
     pages = {
         place: with_block(place.read_text(encoding="utf-8"), "\n\n".join(part for part in parts if part), place.name)

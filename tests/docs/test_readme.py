@@ -10,6 +10,7 @@ from tests.docs.pages import ROOT, section, text_of
 pytestmark = pytest.mark.core
 
 README = (ROOT / "README.md").read_text(encoding="utf-8")
+NOTEBOOK = (ROOT / "benchmarks" / "NOTEBOOK.md").read_text(encoding="utf-8")
 
 
 def rows(text):
@@ -20,7 +21,7 @@ def rows(text):
 
 def test_benchmark_figures_equal_the_measured_ones():
     head, _, *shown = rows(section(README, "## How fast"))
-    columns, _, *measured = rows(section(text_of("performance.md"), "## Compared with its peers"))
+    columns, _, *measured = rows(section(NOTEBOOK, "## Beside its peers"))
     places = [columns.index(name) for name in head]
     known = {row[0]: [row[place] for place in places] for row in measured}
     assert len(shown) >= 5

@@ -105,8 +105,8 @@ def test_a_whole_run_is_written_between_the_markers_of_both_pages(found, tmp_pat
         place.write_text(f"before\n{report.BEGIN}\nold\n{report.END}\nafter\n")
     report.write(found, tmp_path)
     shown, noted = [place.read_text() for place in places]
-    assert report.table(found) in shown
-    assert report.beside_the_best(found) in noted
+    assert report.beside_the_best(found) in shown
+    assert report.table(found) in noted
     assert all(
         text.startswith("before\n") and text.endswith("\nafter\n") and "old" not in text for text in (shown, noted)
     )
