@@ -6,7 +6,7 @@ FAULTS ?= 1000
 MINUTES ?= 0
 OUTSIDE ?= 3000
 
-.PHONY: help demo test test-all soak faults attacks bouncer fuzz planted mutants lint format setup docs site screenshots wheel sbom clean
+.PHONY: help demo test test-all soak faults attacks bouncer fuzz planted mutants lint format setup docs diagrams site screenshots wheel sbom clean
 
 help:
 	@echo "make demo     run the example project, with a worker, and show its jobs (ONCE=1: end by itself)"
@@ -25,6 +25,7 @@ help:
 	@echo "make sbom     list what pip installs with the package and all its extras, as CycloneDX, in dist/"
 	@echo "make setup    make .venv and install what the other targets need"
 	@echo "make docs     write the parts of the reference that come from the code, and the licences"
+	@echo "make diagrams draw the diagrams of the documentation; needs npm"
 	@echo "make site     build the documentation into build/site; a warning is an error"
 	@echo "make screenshots  take the pictures of docs/screens.md"
 	@echo "make clean    remove what was made here, .venv too"
@@ -92,6 +93,10 @@ docs:
 	@.venv/bin/python scripts/reference.py
 	@.venv/bin/python scripts/licences.py
 
+diagrams: setup
+	@cd scripts/node && npm install --silent --no-audit --no-fund --ignore-scripts
+	@.venv/bin/python scripts/diagrams.py
+
 screenshots: setup
 	@.venv/bin/python scripts/screenshots.py
 
@@ -103,4 +108,4 @@ site:
 
 clean:
 	rm -rf .venv .venv-django* .venv-peers .demo .coverage .coverage.* .mypy_cache .ruff_cache .pytest_cache .hypothesis
-	rm -rf .fuzz .nox mutants .import_linter_cache build/site tests/*/node/node_modules example_project/db.sqlite3*
+	rm -rf .fuzz .nox mutants .import_linter_cache build/site tests/*/node/node_modules scripts/node/node_modules example_project/db.sqlite3*

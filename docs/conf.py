@@ -14,13 +14,16 @@ from collections import Counter
 from pathlib import Path
 
 from django.db.models.query_utils import DeferredAttribute
-from pygments.lexers.special import TextLexer
+from docutils import nodes
+from sphinx import addnodes
+from sphinx.writers.html5 import HTML5Translator
 
 HERE = Path(__file__).resolve().parent
 ROOT = HERE.parent
 sys.path.insert(0, str(ROOT))
 
-from scripts.reference import set_up_django  # noqa: E402  (found by the path above)
+from scripts.diagrams import BLOCK, path_of  # noqa: E402  (found by the path above)
+from scripts.reference import set_up_django  # noqa: E402
 
 IS_DESIGN = tags.has("design")  # noqa: F821  (a name that Sphinx defines)
 PAGES = HERE / "adr" if IS_DESIGN else HERE
@@ -45,6 +48,9 @@ myst_heading_anchors = 4  # for links such as page.md#a-heading, as code hosts g
 myst_enable_extensions = ["tasklist"]  # boxes of the production checklist
 html_theme = "furo"
 html_title = f"django_faktory {release}" + " design" * IS_DESIGN
+html_static_path = ["_static"]
+html_css_files = ["site.css"]
+html_js_files = ["site.js"]
 html_copy_source = False
 html_show_sphinx = False
 html_search_scorer = str(HERE / "search.js")
@@ -94,6 +100,12 @@ def link_sites(page, text):
     return _LINK.sub(replaced, text)
 
 
+def draw(text):
+    """Return the text with each diagram's drawing in place of its text, which code hosts draw."""
+    html = '```{{raw}} html\n<div class="diagram">{}</div>\n```'
+    return BLOCK.sub(lambda block: html.format(path_of(block[1]).read_text(encoding="utf-8").strip()), text)
+
+
 def with_navigation(text):
     """Return the front page with a hidden toctree for each section that lists pages."""
     trees = []
@@ -108,7 +120,7 @@ def with_navigation(text):
 def read(_app, docname, source):
     """Replace a page's text before Sphinx parses it."""
     page = PAGES / f"{docname}.md"
-    source[0] = link_sites(page, point_outside(page, source[0]))
+    source[0] = draw(link_sites(page, point_outside(page, source[0])))
     if docname == "index":
         source[0] = with_navigation(source[0])
     if docname in NOT_SEARCHED:
@@ -122,17 +134,59 @@ def describe(_app, _kind, _name, obj, _options, lines):
     lines[:] = [_PAGE.sub(r":doc:`/\1`", line) for line in lines]
 
 
-def add_words(app, pagename, _template, _context, _doctree):
-    """Give the search the words of all pages and their numbers, from which it takes suggestions."""
+def finish_page(app, pagename, _template, context, _doctree):
+    """Add what the search takes suggestions from: the words of all pages, and how often they occur.
+
+    The captions of the theme's navigation are headings without a level.
+    """
+    navigation = context.get("furo_navigation_tree", "")
+    context["furo_navigation_tree"] = navigation.replace('role="heading"', 'role="heading" aria-level="2"')
     if pagename == "search":
         texts = " ".join(Path(app.env.doc2path(name)).read_text(encoding="utf-8") for name in app.env.found_docs)
         words = dict(Counter(re.findall(r"[^\W\d_]{4,}", texts.lower())).most_common())
         app.add_js_file(None, body=json.dumps(words), type="application/json", id="words-of-the-pages")
 
 
+class Translator(HTML5Translator):
+    """Write tables that `site.css` can show as cards: each cell has the heading of its column.
+
+    They have roles, because browsers take a table that is not displayed as one for mere text. The lists in signatures,
+    which have no terms, have none.
+    """
+
+    ROLES = {  # noqa: RUF012
+        nodes.table: "table",
+        nodes.thead: "rowgroup",
+        nodes.tbody: "rowgroup",
+        nodes.row: "row",
+        addnodes.desc_parameterlist: "none",
+    }
+
+    def starttag(self, node, tagname, *args, **attributes):
+        """Add the role of a part of a table or signature, and the heading of a cell."""
+        if role := self.ROLES.get(type(node)):
+            attributes["role"] = role
+        elif isinstance(node, nodes.entry):
+            row, part = node.parent, node.parent.parent
+            attributes["role"] = "columnheader" if tagname == "th" else "cell"
+            if isinstance(part, nodes.tbody):
+                [heads] = next(part.parent.findall(nodes.thead))
+                attributes["data-heading"] = heads[row.index(node)].astext()
+        return super().starttag(node, tagname, *args, **attributes)
+
+    def visit_entry(self, node):
+        """Write a heading without a text as a cell: it is none."""
+        if not node.astext() and isinstance(node.parent.parent, nodes.thead):
+            self.body.append(self.starttag(node, "td", ""))
+            self.context.append("</td>\n")
+            node.parent.column += 1
+        else:
+            super().visit_entry(node)
+
+
 def setup(app):
-    """Register the lexer and the handlers; Sphinx calls this function."""
-    app.add_lexer("mermaid", TextLexer)  # code hosts draw the diagram; here it is shown as text
+    """Register the translator and the handlers; Sphinx calls this function."""
+    app.set_translator("html", Translator)
     app.connect("source-read", read)
     app.connect("autodoc-process-docstring", describe)
-    app.connect("html-page-context", add_words)
+    app.connect("html-page-context", finish_page, priority=900)  # after the theme, which makes the navigation

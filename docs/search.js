@@ -52,6 +52,9 @@ function suggest(query, counts) {
 
 if (typeof document !== "undefined") {
   document.addEventListener("DOMContentLoaded", () => {
+    const heading = document.createElement("h1");
+    heading.textContent = "Search";
+    document.getElementById("search-results").before(heading);
     const query = new URLSearchParams(location.search).get("q") ?? "";
     const better = suggest(query, JSON.parse(document.getElementById("words-of-the-pages").textContent));
     if (better === null) return;

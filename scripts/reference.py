@@ -99,18 +99,22 @@ def render_limits():
 
 
 def render_states():
-    """Return the diagram: an arrow from each state to each possible next one, with all events that lead there."""
+    """Return the states that can follow each state, with the events that lead there."""
     from django_faktory.core.lifecycle import GONE, TRANSITIONS, State
 
-    places = [GONE, *State]
-    arrows = {}
-    for source in places:
+    rows = []
+    for source in (GONE, *State):
+        followers = {}
         for event, targets in TRANSITIONS.get(source, {}).items():
-            for target in sorted(targets, key=places.index):
-                arrows.setdefault((source, target), []).append(str(event))
-    names = {place: "[*]" if place is None else str(place) for place in places}
-    lines = [f"    {names[a]} --> {names[b]}: {', '.join(events)}\n" for (a, b), events in arrows.items()]
-    return "```mermaid\nstateDiagram-v2\n" + "".join(lines) + "```\n"
+            for target in sorted(targets, key=[GONE, *State].index):
+                followers.setdefault(target, []).append(f"`{event}`")
+        texts = [f"{', '.join(events)} → {state_name(target)}" for target, events in followers.items()]
+        rows.append((state_name(source), "; ".join(texts)))
+    return table(["state", "events → next state"], rows)
+
+
+def state_name(state):
+    return "not stored" if state is None else f"*{state}*"
 
 
 # Commands

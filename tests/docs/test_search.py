@@ -34,7 +34,7 @@ MISSPELT = {
     "timout": "timeout",
     "cancle": "cancel",
     "troubelshooting": "troubleshooting",
-    "cheat sheat": "cheat sheet",
+    "cheta sheet": "cheat sheet",
     "progres bar": "progress bar",
     "PostgreSLQ": "postgresql",
 }
