@@ -192,13 +192,20 @@ def render_operations(tag):
     for path, methods in openapi()["paths"].items():
         for method, one in methods.items():
             if one["tags"] == [tag]:
-                text = one["summary"] if one["description"] in known else f"{one['summary']}. {one['description']}"
-                known.add(one["description"])  # of a view, or of several actions: once is enough
-                permission = f"`{one['x-permission']}`"
-                rows.append((f"`{method.upper()} {path[1:]}`", permission, body_of(one), responses_of(one), text))
+                # The description of a view, or of several actions: once is enough.
+                sentences = [text for text in re.split(r"(?<=\.) ", one["description"]) if text not in known]
+                known.update(sentences)
+                text = " ".join([f"{one['summary'].removesuffix('.')}.", *sentences])
+                rows.append(
+                    (
+                        f"`{method.upper()} {path[1:]}`",
+                        " → ".join(filter(None, [body_of(one), responses_of(one)])),
+                        f"{text} Permission: `{one['x-permission']}`.",
+                    )
+                )
                 queries = [one for one in one.get("parameters", []) if one["in"] == "query"]
                 parameters |= {query["name"]: query["description"] for query in queries}
-    operations = table(["request", "permission", "body", "responses", "what it does"], rows)
+    operations = table(["request", "body → responses", "what it does"], rows)
     found = [(f"`{name}`", text) for name, text in parameters.items()]
     return operations + (f"\n{table(['parameter of the address', 'meaning'], found)}" if found else "")
 
