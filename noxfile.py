@@ -21,7 +21,7 @@ PYTHON_OF = {"5.2": "3.11", "6.0": "3.12", "6.1": "3.12"}
 INSTALLED = (
     "--editable",
     ".[api,cli,crypto,metrics,mysql,postgres,redis]",
-    *nox.project.dependency_groups(nox.project.load_toml("pyproject.toml"), "dev", "example"),
+    *nox.project.dependency_groups(nox.project.load_toml("pyproject.toml"), "dev", "docs", "example"),
 )
 DEPENDENT = ("tests/store", "tests/brokers", "tests/tasks", "tests/contract")
 """Folders of tests that depend on the version of Django or on the driver; `make test` runs all folders."""
