@@ -46,7 +46,7 @@ class Turns:
 
         acks = [Ack(jid=jid, wid="ceiling") for jid in self.claimed]
         jobs = order_jobs(new_jobs(self.size))
-        ends = [end_call(self.connection.connection, acks, None, [job.jid for _, job in jobs])] if acks else []
+        ends = [end_call(acks, None, [job.jid for _, job in jobs])] if acks else []
         plan = ClaimPlan([ClaimSlot("default", "ceiling", self.size)], self.size, claim=1)
         claims, read = claim_calls(plan, None, is_lazy=False, is_own=True)
         return [*ends, push_call(jobs, None, may_exist=True), *claims], read, len(ends) + 1

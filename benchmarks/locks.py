@@ -122,10 +122,11 @@ def hot(one, count, clients, **custom):
 
 def own_workers(one, count, *, queue="", **custom):
     """Run two processes of five threads each; return jobs per second, from the end of the first job."""
-    from django_faktory.models import Counter, Job
+    from django_faktory.models import Job
+    from django_faktory.store.statistics import counts
 
     def processed():
-        return sum(Counter.objects.values_list("processed", flat=True))
+        return counts.read(using="default").totals["processed"]
 
     queue = queue or uuid.uuid4().hex
     push(one, count, queue, **custom)

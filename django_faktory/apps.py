@@ -70,13 +70,22 @@ def _check_drivers() -> None:
 
 
 def _install_functions(using: str, **_: Any) -> None:
-    """Install the stored functions in a PostgreSQL database that has the tables."""
-    from .store.dialects.postgresql import functions  # imported late, as in `ready`
+    """Install the triggers, and the stored functions of PostgreSQL, in a database that has the tables."""
+    from .models import History, Job
+    from .store.dialects import triggers
+    from .store.dialects.postgresql import functions
+    from .store.statistics import deltas
 
     connection = connections[using]
-    if connection.vendor != "postgresql":
+    if not triggers.has_tables(connection):
         return
     try:
-        functions.install(connection)
+        if connection.vendor == "postgresql":
+            functions.install(connection)
+        is_new = bool(triggers.install(connection))
     except FunctionsMissing as error:
         raise CommandError(str(error)) from error  # `migrate` prints it in one line
+    # Rows may have been written without triggers. `flush` empties tables in any order, and on MariaDB leaves deltas.
+    is_flushed = connection.vendor == "mysql" and not Job.live.using(using).exists()
+    if is_new or is_flushed:
+        deltas.recount(using=using, with_history=is_new or not History.objects.using(using).exists())

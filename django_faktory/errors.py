@@ -129,7 +129,10 @@ class LockTimeout(BrokerUnavailable):
 
 
 class FunctionsMissing(FaktoryError):
-    """PostgreSQL lacks a stored function of this version, or `migrate` could not create it. Nothing was changed."""
+    """The database lacks a stored function or a trigger of this version, or `migrate` could not create it.
+
+    Nothing was changed.
+    """
 
 
 class CommandRefused(FaktoryError):

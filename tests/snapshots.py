@@ -71,12 +71,13 @@ def _key(kind, connection):
 
 @cache
 def _sources():
-    """Return a hash of migrations, stored functions, and the modules with models, fields, indexes and constraints."""
+    """Return a hash of migrations, functions, triggers, and modules with models, fields, indexes and constraints."""
     modules, paths, labels = set(), set(), []
     for config in apps.get_app_configs():
         labels.append(config.label)
         paths.update(Path(config.path).glob("migrations/*.py"))
         paths.update(Path(config.path).glob("store/dialects/postgresql/functions/*"))
+        paths.update(Path(config.path).glob("store/dialects/*.py"))  # the triggers
     for model in apps.get_models(include_auto_created=True):
         options = model._meta
         parts = [*options.local_fields, *options.local_many_to_many, *options.indexes, *options.constraints]
@@ -150,7 +151,7 @@ class SQLite(File):
 
 
 class MariaDB(File):
-    """Snapshot as JSON: the statements that create the tables, and their rows."""
+    """Snapshot as JSON: the statements that create the tables, their rows, and the triggers."""
 
     suffix = ".json"
 
@@ -172,15 +173,20 @@ class MariaDB(File):
                 cursor.execute(f"SELECT * FROM {quoted}")
                 if found := cursor.fetchall():
                     rows[f"INSERT INTO {quoted} VALUES ({', '.join(['%s'] * len(found[0]))})"] = found
-        path.write_text(json.dumps([created, rows], default=str))
+            cursor.execute("SHOW TRIGGERS")
+            triggers = [f"SHOW CREATE TRIGGER {name}" for name, *_ in cursor.fetchall()]
+            triggers = [(cursor.execute(statement), cursor.fetchone()[2])[1] for statement in triggers]
+        path.write_text(json.dumps([created, rows, triggers], default=str))
 
     def load(self):
-        created, rows = json.loads(self.path.read_text())
+        created, rows, triggers = json.loads(self.path.read_text())
         with self.connection.constraint_checks_disabled(), self.connection.cursor() as cursor:
             for statement in created:
                 cursor.execute(statement)
             for statement, found in rows.items():
                 cursor.executemany(statement, found)
+            for statement in triggers:
+                cursor.execute(statement)
 
 
 class PostgreSQL(Snapshot):

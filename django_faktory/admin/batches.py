@@ -245,7 +245,7 @@ class BatchAdmin(ReadOnlyAdmin):
         Only members with a row: a member that succeeded without a result to keep has none.
         """
         using = conf.get("DATABASE")
-        # One statement with a bounded count per state (ADR 0031); the index of members serves each of them.
+        # One statement with a bounded count per state; the index of members serves each of them.
         sets = [Job.objects.in_state(state).filter(bid=batch.bid) for state in State]
         # One more than is shown, to learn whether there are more.
         counts = dict(zip(State, bounded_counts.counts(sets, max_count=MAX_COUNTED + 1, using=using), strict=True))

@@ -24,18 +24,11 @@ if TYPE_CHECKING:
     from django.utils.functional import _StrOrPromise
 
     from ..models import Job
-    from ..store.statistics.counts import AllCounts
 
     StrOrPromise = _StrOrPromise
 else:
     StrOrPromise = object
 """A text, or a translation that is made when it is shown. Known to type checkers only."""
-
-
-def format_job_count(all_counts: AllCounts, *states: State) -> str:
-    """Format the number of jobs in these states, with a plus sign if a count is partial."""
-    is_partial = any(all_counts.is_partial(state) for state in states)
-    return format_number(sum(map(all_counts.of, states)), is_more=is_partial)
 
 
 def format_duration(seconds: float) -> str:

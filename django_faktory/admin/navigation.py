@@ -15,7 +15,7 @@ from ..core.lifecycle import FAILED, State
 from ..models import OutboxEntry, WorkerProcess
 from ..models.permissions import may_see
 from ..store.statistics import counts
-from .formats import StrOrPromise, format_job_count, format_number
+from .formats import StrOrPromise, format_number
 from .links import page_url
 
 
@@ -37,7 +37,7 @@ class _Page(NamedTuple):
 
 
 def _format_waiting(all_counts: counts.AllCounts) -> str:
-    return format_job_count(all_counts, State.ENQUEUED, State.BLOCKED)
+    return format_number(all_counts.of(State.ENQUEUED, State.BLOCKED))
 
 
 def _format_workers(all_counts: counts.AllCounts) -> str:
@@ -48,7 +48,7 @@ _PAGES = (
     _Page(_("Overview"), "overview_changelist", "overview"),
     _Page(_("Tasks"), "tasks", "overview", "tasks"),
     _Page(_("Jobs"), "job_changelist", "job"),
-    _Page(_("Errors"), "job_errors", "job", None, lambda all_counts: format_job_count(all_counts, *FAILED)),
+    _Page(_("Errors"), "job_errors", "job", None, lambda all_counts: format_number(all_counts.of(*FAILED))),
     _Page(_("Queues"), "queue_changelist", "queue", None, _format_waiting),
     _Page(_("Workers"), "workerprocess_changelist", "workerprocess", None, _format_workers),
     _Page(_("Batches"), "batch_changelist", "batch"),
@@ -66,7 +66,7 @@ def build_navigation(request: HttpRequest) -> list[NavigationLink]:
     all_counts = None
     if may_see(request.user, "overview") and any(page.format_number for page, _url in pages):
         using = conf.get("DATABASE")
-        all_counts = counts.shared_bounded_counts(using=using, worker_timeout_s=conf.get("WORKER_TIMEOUT"))
+        all_counts = counts.read(using=using, worker_timeout_s=conf.get("WORKER_TIMEOUT"))
     # The URL of the errors begins with that of the jobs, so the longest match is the current page.
     current = max((url for _page, url in pages if request.path.startswith(url)), key=len, default="")
     links = []

@@ -16,21 +16,19 @@ from django.utils.translation import gettext, gettext_noop, ngettext, pgettext
 from django.utils.translation import gettext_lazy as _
 
 from .. import conf
+from ..core.lifecycle import State
 from ..core.limits import Scope
-from ..models import Job, Limit, Queue
+from ..models import Limit, Queue
 from ..models.permissions import may, may_see
 from ..models.queue import QueueQuerySet
 from ..operations import bulk, timings, waiting
+from ..store.statistics import counts
 from .base import ReadOnlyAdmin, requires_permission
 from .formats import StrOrPromise, column, format_age, format_number
 from .history import get_reason, log_action
 from .links import jobs_link, page_url
-from .lists import format_capped
 from .overview.data import build_queue_lines
 from .overview.tasks import build_charts, build_line, build_period_tabs, read_period, task_link
-
-MAX_RUNNING = 1000
-"""Running jobs of a queue that its page counts."""
 
 
 def _render_depth(queue: Any) -> SafeString:
@@ -58,8 +56,12 @@ class QueueAdmin(ReadOnlyAdmin):
         """Add its sizes and its limit to each queue."""
         found = Limit.objects.filter(scope=Scope.QUEUE, name__in=[row.name for row in rows])
         limits = {limit.name: limit for limit in found}
-        for row, line in zip(rows, build_queue_lines(rows, using=conf.get("DATABASE")), strict=True):
+        using = conf.get("DATABASE")
+        all_counts = counts.read(using=using)
+        lines = build_queue_lines([row.name for row in rows], all_counts, using=using)
+        for row, line in zip(rows, lines, strict=True):
             row.line, row.limit = line, limits.get(row.name)
+            row.running = all_counts.in_queue(row.name, State.WORKING)
 
     # Blocked jobs included.
     depth = column(_render_depth, _("waiting"))
@@ -79,11 +81,10 @@ class QueueAdmin(ReadOnlyAdmin):
         queue = kwargs.get("obj")
         if queue is not None:
             self.attach(request, [queue])
-            running = Job.objects.working().filter(queue=queue.name).count_up_to(MAX_RUNNING + 1)
             context |= {
                 "line": queue.line,
                 "limit": queue.limit,
-                "running": format_capped(running, MAX_RUNNING),
+                "running": format_number(queue.running),
                 "service": waiting.read_service(queue.name, using=conf.get("DATABASE")),
                 "sees_workers": may_see(request.user, "workerprocess"),
                 "may_see_limits": may_see(request.user, "queue", "limit"),

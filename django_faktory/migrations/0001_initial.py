@@ -17,17 +17,16 @@ class Migration(migrations.Migration):
 
     operations = [
         migrations.CreateModel(
-            name='Counter',
+            name='Delta',
             fields=[
-                ('pk', models.CompositePrimaryKey('day', 'slot', blank=True, editable=False, primary_key=True, serialize=False)),
-                ('day', models.DateField()),
-                ('slot', models.BigIntegerField(help_text='Random number of the connection that counts in it; -1: the total of folded rows.')),
-                ('processed', models.BigIntegerField(default=0, help_text='Number of ended runs, failed ones included.')),
-                ('failed', models.BigIntegerField(default=0)),
-                ('late', models.BigIntegerField(default=0, help_text='Number of reports that came too late to have an effect.')),
+                ('pk', models.CompositePrimaryKey('mark', 'kind', 'name', blank=True, editable=False, primary_key=True, serialize=False)),
+                ('mark', django_faktory.models.fields.MarkField(help_text='Transaction that counted, on MariaDB the connection; 0, or a number from 2^62 on, for sums of them.')),
+                ('kind', django_faktory.models.fields.ExactCharField(help_text='State of the jobs, or a total of each day.', max_length=20)),
+                ('name', django_faktory.models.fields.ExactCharField(help_text='Queue of live jobs, day of ended ones.', max_length=255)),
+                ('amount', models.BigIntegerField()),
             ],
             options={
-                'base_manager_name': 'objects',
+                'default_permissions': (),
             },
         ),
         migrations.CreateModel(

@@ -12,16 +12,16 @@ from .limit import Limit, Limiter
 from .lock import JobLock
 from .outbox import OutboxEntry
 from .queue import Queue
-from .statistics import Counter, Measure
+from .statistics import Delta, Measure
 from .turn import MaintenanceTurn
 from .worker import WorkerProcess
 
 __all__ = [
     "AlarmRecord",
     "Batch",
-    "Counter",
     "CronEntry",
     "CronRun",
+    "Delta",
     "History",
     "Job",
     "JobLock",

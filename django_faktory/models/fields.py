@@ -9,8 +9,9 @@ from django.db.backends.base.base import BaseDatabaseWrapper
 
 if TYPE_CHECKING:
     _CharField = models.CharField[Any, Any]
-else:  # Django's own class takes no type parameters at run time
-    _CharField = models.CharField
+    _BigIntegerField = models.BigIntegerField[Any, Any]
+else:  # Django's own classes take no type parameters at run time
+    _CharField, _BigIntegerField = models.CharField, models.BigIntegerField
 
 
 class ExactCharField(_CharField):
@@ -38,3 +39,15 @@ class ExactCharField(_CharField):
             if connection.vendor == "postgresql"
             else column_type
         )
+
+
+class MarkField(_BigIntegerField):
+    """Id of a transaction on PostgreSQL, a number on other databases."""
+
+    def db_type(self, connection: BaseDatabaseWrapper) -> str | None:
+        """Return the type that SQL compares with ids of transactions without a conversion."""
+        return "xid8" if connection.vendor == "postgresql" else super().db_type(connection)
+
+    def from_db_value(self, value: Any, *_: Any) -> int:
+        """Convert the text that drivers return for the type."""
+        return int(value)

@@ -7,27 +7,25 @@ from django.db.models.functions import Now
 
 from ..core.histograms import BUCKETS
 from .database import JobsModel
-from .fields import ExactCharField
+from .fields import ExactCharField, MarkField
 
 
-class Counter(JobsModel):
-    """Numbers of finished jobs by day: a row for each counting connection, and one into which the others are folded.
+class Delta(JobsModel):
+    """A part of a number of jobs: the number is the sum of its rows (ADR 0047). Written by triggers."""
 
-    With a row for each connection, transactions need not wait for the lock of one shared row.
-    """
-
-    pk = models.CompositePrimaryKey("day", "slot")
-    day = models.DateField()
-    # Random, because connections of all nodes choose it without coordination (ADR 0024).
-    slot = models.BigIntegerField(
-        help_text="Random number of the connection that counts in it; -1: the total of folded rows."
+    pk = models.CompositePrimaryKey("mark", "kind", "name")
+    mark = MarkField(
+        help_text="Transaction that counted, on MariaDB the connection; 0, or a number from 2^62 on, for sums of them."
     )
-    processed = models.BigIntegerField(default=0, help_text="Number of ended runs, failed ones included.")
-    failed = models.BigIntegerField(default=0)
-    late = models.BigIntegerField(default=0, help_text="Number of reports that came too late to have an effect.")
+    kind = ExactCharField(max_length=20, help_text="State of the jobs, or a total of each day.")
+    name = ExactCharField(max_length=255, help_text="Queue of live jobs, day of ended ones.")
+    amount = models.BigIntegerField()
+
+    class Meta:
+        default_permissions = ()
 
     def __str__(self) -> str:
-        return f"{self.day} #{self.slot}"
+        return f"{self.kind} {self.name}: {self.amount}"
 
 
 class Measure(JobsModel):

@@ -260,7 +260,7 @@ def read(*, using: str) -> list[Alarm]:
 
 def read_now(*, using: str, slow_s: float = SLOW_S) -> list[Alarm]:
     """Return the present alarms, critical ones first. From `slow_s` for a round trip, the database is slow."""
-    all_counts = counts.shared_bounded_counts(using=using, worker_timeout_s=conf.get("WORKER_TIMEOUT"))
+    all_counts = counts.read(using=using, worker_timeout_s=conf.get("WORKER_TIMEOUT"))
     now = timezone.now()
     reading = Reading(
         using=using,
@@ -290,11 +290,10 @@ def hide_names(alarms: Sequence[Alarm], may_see: Callable[[str], bool]) -> list[
 
 
 def _read_waiting(all_counts: counts.AllCounts, using: str) -> dict[str, queues.Waiting]:
-    waiting = all_counts.waiting
-    if not all_counts.has_all_queues:  # look at the queues that come first by name instead
-        waiting = queue_sizes.read(queues.find_names_in_use(using=using)[:QUEUES_READ], using=using)
+    unpaused = [name for name, number in all_counts.queues.items() if number and name not in all_counts.paused]
+    waiting = queue_sizes.read(unpaused, using=using, all_counts=all_counts)
     # Jobs behind a limit or a lock wait as they should.
-    return {name: found for name, found in waiting.items() if found.ready and name not in all_counts.paused}
+    return {name: found for name, found in waiting.items() if found.ready}
 
 
 def _alarm(kind: str, subject: str, since: datetime | None, affected: int, *, text: str = "", **names: Any) -> Alarm:
@@ -367,7 +366,7 @@ def _find_paused_queues(reading: Reading) -> Iterator[Alarm]:
         return
     rows = Queue.objects.using(reading.using).filter(paused_at__isnull=False).order_by("paused_at")
     paused = {row.name: row for row in rows[:QUEUES_READ]}
-    sizes = queue_sizes.read(list(paused), using=reading.using)
+    sizes = queue_sizes.read(list(paused), using=reading.using, all_counts=reading.counts)
     stuck = [name for name in paused if sizes[name].size]
     for name in stuck[:MAX_PER_KIND]:
         row, size = paused[name], sizes[name].size

@@ -21,10 +21,10 @@ from ..core.lifecycle import State
 from ..core.payloads import is_storable
 from ..core.queries import LATEST_FAILURE
 from ..models import Job, JobQuerySet
+from ..store.statistics import counts
 
 JOBS_READ = 3000
 """Maximum number of dead jobs, and of retrying jobs, that are read; those that failed last."""
-JOBS_COUNTED = 100_000
 BEGINNING, END = 1200, 2000
 """Characters read of a failure's text: the message is near its beginning, the innermost frames are at its end."""
 MAX_HEAD_LENGTH = 120
@@ -84,7 +84,7 @@ class ErrorGroups(NamedTuple):
     groups: list[ErrorGroup]
     jobs_read: int
     jobs_total: int
-    """Failed jobs that there are, counted up to `JOBS_COUNTED` in each state."""
+    """Failed jobs that there are."""
 
     @property
     def is_more(self) -> bool:
@@ -184,7 +184,7 @@ def group_failed(*, using: str, limit: int = JOBS_READ) -> ErrorGroups:
             _add(group, state, failed_at, queue)
         jobs_read += len(rows[:limit])
         is_cut = len(rows) > limit
-        jobs_total += Job.objects.using(using).in_state(state).count_up_to(JOBS_COUNTED) if is_cut else len(rows)
+        jobs_total += counts.read(using=using).of(state) if is_cut else len(rows)
     in_order = sorted(groups.values(), key=lambda group: (-(group.count + group.retrying), -group.count))
     return ErrorGroups(in_order, jobs_read, jobs_total)
 

@@ -8,38 +8,36 @@ from decimal import Decimal
 from django.utils.formats import number_format
 from django.utils.translation import gettext
 
-from .. import conf
+from ..core.lifecycle import State
 from ..store import queues
 from ..store.queues import Waiting
 from ..store.statistics import counts
 
-AT_ONCE = 50
-"""Queues that one statement counts."""
+
+def read(names: Sequence[str], *, using: str, all_counts: counts.AllCounts | None = None) -> dict[str, Waiting]:
+    """Return size and latency of each queue. Sizes are those of `all_counts`, or are read now."""
+    all_counts = all_counts or counts.read(using=using)
+    # An empty queue has no oldest job.
+    ages = queues.read_ages([name for name in names if all_counts.queues.get(name)], using=using)
+    return {name: _read_one(all_counts, name, *ages.get(name, (0.0, 0.0))) for name in names}
 
 
-def read(names: Sequence[str], *, using: str) -> dict[str, Waiting]:
-    """Return size and latency of each queue: from the shared snapshot if that has all jobs of queues, else counted.
-
-    A queue that is counted has at most `queues.COUNTED` jobs of each state.
-    """
-    all_counts = counts.shared_bounded_counts(using=using, worker_timeout_s=conf.get("WORKER_TIMEOUT"))
-    if all_counts.has_all_queues:
-        return {name: all_counts.waiting.get(name, Waiting()) for name in names}
-    found: dict[str, Waiting] = {}
-    for start in range(0, len(names), AT_ONCE):
-        found |= queues.read_waiting(names[start : start + AT_ONCE], using=using)
-    return found
+def _read_one(all_counts: counts.AllCounts, name: str, ready_s: float, held_s: float) -> Waiting:
+    ready, held = all_counts.in_queue(name, State.ENQUEUED), all_counts.in_queue(name, State.BLOCKED)
+    return Waiting(ready, held, max(ready_s, held_s), ready_s)
 
 
 def describe(waiting: Waiting) -> str:
-    """Return the size as text: "1,215, of them 900 held by limits or locks"; "500+" if it was cut."""
-    size = format_number(waiting.size, is_more=waiting.is_more)
+    """Return the size as text: "1,215, of them 900 held by limits or locks"."""
+    size = format_number(waiting.size)
     if not waiting.held:
         return size
     if not waiting.ready:
         return gettext("%(size)s, all held by limits or locks") % {"size": size}
-    held = format_number(waiting.held, is_more=waiting.held >= queues.COUNTED and waiting.is_more)
-    return gettext("%(size)s, of them %(held)s held by limits or locks") % {"size": size, "held": held}
+    return gettext("%(size)s, of them %(held)s held by limits or locks") % {
+        "size": size,
+        "held": format_number(waiting.held),
+    }
 
 
 def format_number(number: int | str, *, is_more: bool = False) -> str:

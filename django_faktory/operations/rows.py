@@ -178,9 +178,7 @@ class QueueRow(Row):
     """A queue with its size and latency."""
 
     name = Text("Its name.")
-    # Sizes end at a limit, because a count of a long queue takes too long for a request.
-    size = Number("Waiting jobs, counted up to 10000, and up to 20000 for all queues of a page.")
-    is_more = Flag("Whether there may be more than `size`.")
+    size = Number("Waiting jobs.")
     latency_s = Seconds("Seconds its oldest job has waited.")
     is_paused = Flag("Whether workers get no jobs from it.", _is_paused)
     paused_at, paused_by, pause_reason = _PAUSE

@@ -8,10 +8,12 @@ from functools import partial
 
 from .. import conf
 from ..core.histograms import OTHER, Series
+from ..store.queues import Waiting
 from ..store.shared_reads import shared
+from ..store.statistics import counts as numbers
 from ..store.statistics import histograms
-from ..store.statistics.counts import AllCounts, shared_counts
-from . import alarms
+from ..store.statistics.counts import AllCounts
+from . import alarms, queue_sizes
 
 MAX_EXPORTED = 200
 """Maximum number of queues, and of pairs of queue and task, with series of their own. Clients choose their names, so
@@ -44,22 +46,25 @@ class ExportedStatistics:
 
 
 def read(*, using: str, limit: int = MAX_EXPORTED) -> ExportedStatistics:
-    """Return the figures. They may be one second old, or ten times the duration of the query if that is more."""
-    counts = shared_counts(using=using, worker_timeout_s=conf.get("WORKER_TIMEOUT"))
+    """Return the figures. Sizes are of now; alarms, latencies and timings may be one second old, or ten times the
+    duration of their query if that is more.
+    """
+    counts = numbers.read(using=using, worker_timeout_s=conf.get("WORKER_TIMEOUT"))
+    waiting = shared(_read_waiting, partial(_read_waiting, counts, using), using=using)
     series = shared(
         (histograms.read_totals, limit), partial(histograms.read_totals, using=using, limit=limit), using=using
     )
     alarm_counts = dict.fromkeys(sorted(alarms.KINDS), 0.0)
     for alarm in alarms.read(using=using):
         alarm_counts[alarm.kind] += 1
-    queues, latencies, paused = _select(counts, limit)
+    queues, latencies, paused = _select(counts, waiting, limit)
     return ExportedStatistics(
         queues=queues,
         latencies=latencies,
         paused=paused,
         sets=counts.sets,
         workers=counts.workers,
-        batches=counts.batches,
+        batches=numbers.count_batches(using=using),
         processed=counts.totals["processed"],
         failed=counts.totals["failed"],
         late=counts.totals["late"],
@@ -68,9 +73,16 @@ def read(*, using: str, limit: int = MAX_EXPORTED) -> ExportedStatistics:
     )
 
 
-def _select(counts: AllCounts, limit: int) -> tuple[dict[str, float], dict[str, float], dict[str, float]]:
+def _read_waiting(counts: AllCounts, using: str) -> dict[str, Waiting]:
+    return queue_sizes.read([name for name, size in counts.queues.items() if size], using=using, all_counts=counts)
+
+
+def _select(
+    counts: AllCounts, waiting: Mapping[str, Waiting], limit: int
+) -> tuple[dict[str, float], dict[str, float], dict[str, float]]:
     """Return size, latency and pause of the exported queues."""
-    sizes, latencies = counts.queues, {name: found.latency_s for name, found in counts.waiting.items()}
+    sizes = counts.queues
+    latencies = {name: found.latency_s for name, found in waiting.items() if sizes.get(name)}
     if len(sizes) <= limit:
         names = list(sizes)
     else:  # both halves matter: a long queue, and a short one where jobs wait long

@@ -19,6 +19,7 @@ from django.db import DatabaseError, connections
 from django.db.migrations.executor import MigrationExecutor
 
 from ..store.database_errors import first_line, is_starting, lacks_connections
+from ..store.dialects import triggers
 from ..store.dialects.postgresql import functions
 
 T = TypeVar("T")
@@ -79,15 +80,16 @@ def await_database(
 
 
 def find_missing(alias: str) -> list[tuple[str, str]]:
-    """Return the migrations that are not applied, or the functions that are not created, read at each call."""
+    """Return the migrations that are not applied, or functions and triggers that are not created, read at each call."""
     connection = connections[alias]
     # A new executor at each call, because it reads the applied migrations only once.
     executor = MigrationExecutor(connection)
     plan = executor.migration_plan(executor.loader.graph.leaf_nodes())
     missing = [(migration.app_label, migration.name) for migration, _ in plan]
-    if not missing and connection.vendor == "postgresql":
+    if not missing:
         # `migrate` creates them after its last migration.
-        missing = [(APP_LABEL, name) for name in functions.find_outdated(connection)]
+        stored = functions.find_outdated(connection) if connection.vendor == "postgresql" else []
+        missing = [(APP_LABEL, name) for name in (*stored, *triggers.find_outdated(connection))]
     return missing
 
 
@@ -103,7 +105,8 @@ def _describe_missing(missing: list[tuple[str, str]], alias: str) -> str:
 
 
 def _kind(missing: list[tuple[str, str]]) -> str:
-    return "functions" if missing[0][1] in functions.read() else "migrations"
+    name = missing[0][1]
+    return "functions" if name in functions.read() else "triggers" if name.startswith(f"{APP_LABEL}_") else "migrations"
 
 
 @contextmanager

@@ -36,7 +36,7 @@ from ..store.maintenance.pending_work import PendingWork, find_pending_work
 from ..store.maintenance.turns import LEASE_S, NodeTurns
 from ..store.maintenance.vacuum import Vacuumer
 from ..store.outages import of_this_node
-from ..store.statistics import counter_rows, histograms
+from ..store.statistics import deltas, histograms
 from ..tasks import cron, limits
 from . import db_watchdog
 from .background_loops import Loop
@@ -66,6 +66,11 @@ WATCH_LEASE_S = 7.0
 
 WATCHER_FIRST_S = 2.0
 """Seconds for which only the watcher takes a turn that is due, so that steps that continue stay with their node."""
+
+FOLD_EVERY_S = 2.0
+"""Seconds between two folds of deltas: INFO reads those of this time one by one."""
+FOLD_IDLE_S = 10.0
+"""Seconds until the next look at the deltas after one that found few."""
 
 LONG_STEP_S = 1.0
 """Seconds from which on a step is logged: due jobs wait for it."""
@@ -156,7 +161,7 @@ class Maintenance(Loop):
         self._listens_since = math.inf  # without interruption; inf while the database is unreachable
         self._positions: dict[str, Any] = {}  # of steps that continue where their last run ended
         self._folded_until: datetime | None = None
-        self._skip_limiters_until = 0.0
+        self._skip_limiters_until = self._fold_at = 0.0
         self._vacuumer = Vacuumer(alias)
         self._round_at = self._success_at = time.monotonic()
         self._steps = self._all_steps()
@@ -198,7 +203,8 @@ class Maintenance(Loop):
             Step("totals of tasks", 600.0, lambda: self._continue("totals", histograms.fold_idle_series)),
             Step("queues in use", 600.0, self._list_queues),
             Step("unused queues", 600.0, self._forget_queues),
-            Step("counters", 600.0, lambda: counter_rows.fold(using=alias) == counter_rows.CHUNK),
+            Step("sizes", ON_DEMAND, self._fold_sizes, lambda _: self._may_fold()),
+            Step("recount", 86_400.0, self._recount),
         )
 
     def run(self) -> None:
@@ -475,6 +481,19 @@ class Maintenance(Loop):
         if folded is None:
             self._folded_until = hour + histograms.HOUR
         return folded != 0  # 0: another node folds the hour; the next run checks its rows again
+
+    def _may_fold(self) -> bool:
+        # The watcher needs no further turn: it is one node, and an idle one sends no statement for it.
+        return WATCH in self._turns.held and time.monotonic() >= self._fold_at
+
+    def _fold_sizes(self) -> None:
+        has_folded = deltas.fold(using=self.alias)
+        self._fold_at = time.monotonic() + (FOLD_EVERY_S if has_folded else FOLD_IDLE_S)
+
+    def _recount(self) -> None:
+        """Correct the numbers of live jobs. Those of ended jobs are too many to count every day (`faktory recount`)."""
+        if wrong := deltas.recount(using=self.alias, with_history=False):
+            logger.warning("numbers of jobs were wrong numbers=%d", len(wrong))
 
     def _list_queues(self) -> bool:
         """Add rows of queues in which jobs wait: a job that was not pushed, such as a callback, adds none."""

@@ -9,7 +9,7 @@ import os
 import socket
 from collections.abc import Callable, Iterable, Sequence
 from datetime import timedelta
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 from django.db import connections
 from django.db.backends.base.base import BaseDatabaseWrapper
@@ -40,39 +40,23 @@ UNUSED_S = 14 * 86_400
 USED_AGAIN_S = 3600
 """Minimum seconds between two updates of a queue's last use."""
 
-COUNTED = 500
-"""Default number of jobs per queue up to which `read_waiting` counts."""
-
 
 class Waiting(NamedTuple):
     """Size and latency of a queue."""
 
     ready: int = 0
-    """Number of enqueued jobs, which a worker may take; cut at the maximum that was counted, as is `held`."""
+    """Number of enqueued jobs, which a worker may take."""
     held: int = 0
     """Number of blocked jobs: a limit or a lock holds them back."""
     latency_s: float = 0.0
     """Seconds the oldest job has waited; 0.0 if none waits."""
     ready_latency_s: float = 0.0
     """Seconds the oldest enqueued job has waited."""
-    is_more: bool = False
-    """Whether there may be more jobs than were counted."""
 
     @property
     def size(self) -> int:
         """Number of waiting jobs."""
         return self.ready + self.held
-
-    def add(self, state: str, count: int, latency_s: float, *, is_more: bool = False) -> Waiting:
-        """Return the sum of this and of jobs in one state."""
-        is_ready = state == State.ENQUEUED
-        return Waiting(
-            self.ready + count * is_ready,
-            self.held + count * (not is_ready),
-            max(self.latency_s, latency_s),
-            max(self.ready_latency_s, latency_s * is_ready),
-            self.is_more or is_more,
-        )
 
 
 def known_names(*, using: str) -> list[str]:
@@ -195,32 +179,25 @@ def resume(store: Store, queues: Sequence[str] | None) -> list[str]:
 def latency(store: Store, queues: Sequence[str]) -> dict[str, float]:
     """Return the seconds the oldest waiting job of each queue has waited; 0.0 for queues without one.
 
-    Counts enqueued and blocked jobs. One statement for any number of names; it reads the first job of each priority
-    from the index.
+    Includes blocked jobs. One statement for any number of names; it reads the first job of each priority from the
+    index.
     """
-    if not queues:
-        return {}
-    rows = select(" ".join(_build_latency_sql(store.alias)), [jsontext.encode(list(queues))], using=store.alias)
-    # A job may carry a later time than the statement's clock.
-    return dict.fromkeys(queues, 0.0) | {name: max(0.0, age) for name, _, age in rows}
+    return dict.fromkeys(queues, 0.0) | {name: max(ages) for name, ages in read_ages(queues, using=store.alias).items()}
 
 
-def read_waiting(names: Sequence[str], *, using: str, max_count: int = COUNTED) -> dict[str, Waiting]:
-    """Return the size and latency of each of these queues, with one statement per state.
+def read_ages(names: Sequence[str], *, using: str) -> dict[str, tuple[float, float]]:
+    """Return the seconds the oldest enqueued and the oldest blocked job of each queue has waited, 0.0 for none.
 
-    No queue is read to its end. Allows at most 100 names, since each is a term of the statement.
+    Queues without waiting jobs are left out. One statement for any number of names.
     """
     if not names:
         return {}
-    waiting_by_queue = dict.fromkeys(names, Waiting())
-    for state in _QUEUED:
-        heads, ages = _build_latency_sql(using, [state])
-        sizes, values = _build_size_sql(names, state, using, max_count)
-        values = [jsontext.encode(list(names)), *values]
-        for name, size, age in select(f"{heads} {ages} UNION ALL {sizes}", values, using=using):
-            earlier, is_more = waiting_by_queue[name], size >= max_count
-            waiting_by_queue[name] = earlier.add(state, size, max(0.0, float(age)), is_more=is_more)
-    return waiting_by_queue
+    found: dict[str, tuple[float, float]] = {}
+    for name, state, age in select(_build_ages_sql(using), [jsontext.encode(list(names))], using=using):
+        # A job may carry a later time than the statement's clock.
+        ready, held = found.get(name, (0.0, 0.0))
+        found[name] = (max(0.0, age), held) if state == State.ENQUEUED else (ready, max(0.0, age))
+    return found
 
 
 # The oldest job of each queue and priority is first in FETCH's index: jump from one priority to the next.
@@ -235,35 +212,20 @@ _HEADS = f"""
   FROM {{state}} AS heads WHERE heads.sort_priority IS NOT NULL
 )"""
 _OLDEST = f"""
-SELECT heads.queue, (SELECT MIN(job.enqueued_at) FROM {JOB} AS job
+SELECT heads.queue, '{{state}}' AS state, (SELECT MIN(job.enqueued_at) FROM {JOB} AS job
   WHERE job.state = '{{state}}' AND job.queue = heads.queue AND job.sort_priority = heads.sort_priority) AS moment
 FROM {{state}} AS heads WHERE heads.sort_priority IS NOT NULL"""
 
 
-def _build_latency_sql(using: str, states: Sequence[State] = _QUEUED) -> tuple[str, str]:
-    """Build a WITH clause and a SELECT of name, 0 and the age of the oldest job.
-
-    The parameter of the WITH clause is a JSON array of names.
-    """
+def _build_ages_sql(using: str) -> str:
+    """Build a SELECT of name, state and the age of the oldest job. Its parameter is a JSON array of names."""
     dialect = dialect_of(connections[using])
-    heads = ", ".join(_HEADS.format(state=state) for state in states)
-    oldest = " UNION ALL ".join(_OLDEST.format(state=state) for state in states)
+    heads = ", ".join(_HEADS.format(state=state) for state in _QUEUED)
+    oldest = " UNION ALL ".join(_OLDEST.format(state=state) for state in _QUEUED)
     return (
-        f"WITH RECURSIVE known(name) AS ({dialect.names_of_json}), {heads}",
-        f"SELECT queue, 0, {dialect.age('MIN(moment)')} FROM ({oldest}) AS oldest GROUP BY queue",
+        f"WITH RECURSIVE known(name) AS ({dialect.names_of_json}), {heads}"
+        f" SELECT queue, state, {dialect.age('MIN(moment)')} FROM ({oldest}) AS oldest GROUP BY queue, state"
     )
-
-
-def _build_size_sql(names: Sequence[str], state: State, using: str, max_count: int) -> tuple[str, list[Any]]:
-    """Build a SELECT with a term per queue. Django compiles one term, since they differ only by name."""
-    any_name = "\n"  # placeholder: no queue and no state has this name
-    jobs = Job.live.using(using).in_state(state).filter(queue=any_name)
-    # In index order, so that the scan stops at `max_count`.
-    limited_rows = jobs.order_by("sort_priority", "enqueued_at", "pk").values("pk")[:max_count]
-    sql, params = limited_rows.query.get_compiler(using).as_sql()
-    parts = [f"SELECT %s, COUNT(*), 0 FROM ({sql}) AS some_{place}" for place in range(len(names))]
-    values = [name if value == any_name else value for name in names for value in (name, *params)]
-    return " UNION ALL ".join(parts), values
 
 
 def _run_in_chunks(names: Sequence[str], change: Callable[[Sequence[str]], object], using: str) -> None:

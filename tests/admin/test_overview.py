@@ -1,7 +1,6 @@
 """Test the overview page: its content, its number of queries, and its permission."""
 
 from datetime import UTC, datetime, timedelta
-from functools import partial
 
 import pytest
 from django.db import connection
@@ -9,15 +8,15 @@ from django.test.utils import CaptureQueriesContext
 from django.urls import reverse
 from django.utils import timezone
 
-from django_faktory.admin.lists import format_capped
 from django_faktory.admin.overview import charts, data
 from django_faktory.admin.overview.charts import Point
 from django_faktory.core.histograms import Series
-from django_faktory.models import Counter, Job, Limit, OutboxEntry, Queue
+from django_faktory.models import Limit, OutboxEntry, Queue
 from django_faktory.operations import alarms, error_groups
-from django_faktory.store import queues
+from django_faktory.store.dialects import dialect_of
+from django_faktory.store.dialects.values import Tally
 from django_faktory.store.limits import definitions
-from django_faktory.store.statistics import counts, histograms
+from django_faktory.store.statistics import histograms
 from tests.factories import JobFactory, QueueFactory, WorkerFactory
 from tests.store.limits.conftest import Node
 
@@ -119,19 +118,6 @@ def test_the_page_shows_latency_running_jobs_and_workers(admin_client):
         assert text in page
 
 
-def test_a_large_set_is_counted_to_the_cap(monkeypatch):
-    monkeypatch.setattr(
-        counts, "shared_bounded_counts", partial(counts.read_bounded_counts, sizes=counts.CountLimits(at_once=3))
-    )
-    QueueFactory(name="default", paused_at=timezone.now())
-    Job.objects.bulk_create(JobFactory.many(queues.COUNTED + 1))
-    JobFactory(dead=True)
-    read = data.read(using="default")
-    assert [(line.depth, line.is_paused) for line in read.queues] == [("500+", True)]
-    assert {tile.name: tile.number for tile in read.tiles}.items() >= {"enqueued": "3+", "dead": "1"}.items()
-    assert format_capped(3, 2) == "2+"
-
-
 def test_the_fullest_of_many_queues_are_shown():
     for number in range(data.QUEUES_SHOWN + 5):
         QueueFactory(name=f"q{number:02}", paused_at=timezone.now())
@@ -148,7 +134,8 @@ def test_charts_sum_up_minutes_and_days():
     histograms.add({("q", "t"): passed}, using="default", now=now)
     histograms.add({("q", "t"): passed, ("r", "t"): passed}, using="default", now=now - timedelta(hours=1))
     histograms.add({("q", "t"): passed}, using="default", now=now - timedelta(hours=9))
-    Counter.objects.create(day=datetime.now(UTC).date(), slot=0, processed=10, failed=4)
+    with connection.cursor() as cursor:
+        dialect_of(connection).count(cursor, datetime.now(UTC), Tally(processed=10, failed=4))
     hours, days = data.read(using="default").charts
     assert hours.summary == "Last 3 hours: 9 succeeded, 3 failed"
     assert days.summary == "Last 30 days: 6 succeeded, 4 failed"

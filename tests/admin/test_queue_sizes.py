@@ -27,8 +27,6 @@ def test_each_page_shows_the_same_number_of_waiting_jobs(admin_client, is_large)
     enqueued, blocked = (900, 600) if is_large else (3, 2)
     Job.objects.bulk_create(JobFactory.many(enqueued, queue="mail"))
     Job.objects.bulk_create(JobFactory.many(blocked, queue="mail", blocked=True))
-    if is_large:  # other sets that are counted in part must not change the numbers of queues
-        Job.objects.bulk_create(JobFactory.many(5001, dead=True))
     Queue.objects.all().pause(by="anna")
     number, text = ("1,500", "1,500, of them 600 held") if is_large else ("5", "5, of them 2 held")
     seen = texts(admin_client)
@@ -37,19 +35,8 @@ def test_each_page_shows_the_same_number_of_waiting_jobs(admin_client, is_large)
     assert all(f"Queues {number} Workers" in page for page in seen.values())
 
 
-def test_a_queue_too_long_to_count_shows_the_same_limit_on_each_page(admin_client):
-    QueueFactory(name="mail")
-    Job.objects.bulk_create(JobFactory.many(5000, queue="mail"))
-    Queue.objects.all().pause(by="anna")
-    seen = texts(admin_client)
-    assert "Queue mail is paused; waiting: 500+" in seen["overview_changelist"]
-    assert {name: "mail 500+" in page or "Waiting 500+" in page for name, page in seen.items()} == dict.fromkeys(
-        seen, True
-    )
-
-
-def test_a_queue_whose_jobs_are_all_held_raises_no_alarm_when_sets_are_counted_in_part(admin_client):
+def test_a_queue_whose_jobs_are_all_held_raises_no_alarm(admin_client):
     WorkerFactory(queues=["mail"], threads=5)
     QueueFactory(name="mail")
-    Job.objects.bulk_create(JobFactory.many(5000, queue="mail", blocked=True))
+    Job.objects.bulk_create(JobFactory.many(50, queue="mail", blocked=True))
     assert "No worker takes jobs" not in texts(admin_client)["overview_changelist"]

@@ -17,7 +17,7 @@ from django_faktory.contrib.gearmonkey.redis_worker import RedisWorker
 from django_faktory.core.histograms import JobTiming, Recorder
 from django_faktory.core.limits import Allowance
 from django_faktory.models import Batch as BatchRow
-from django_faktory.models import Counter, Job, JobLock, Limit
+from django_faktory.models import Delta, Job, JobLock, Limit
 from django_faktory.models.cron import CronEntry
 from django_faktory.store.limits import definitions
 from django_faktory.store.statistics import histograms
@@ -143,7 +143,8 @@ def fill():
     for minute in (*range(0, 180, 3), *range(180, 30 * 1440, 300)):
         histograms.add(timings_of_minute(minute), using="default", now=now - timedelta(minutes=minute))
     for day in range(30):
-        Counter.objects.create(day=now.date() - timedelta(days=day), slot=0, processed=9000 - 97 * day, failed=11 * day)
+        for kind, amount in {"processed": 9000 - 97 * day, "failed": 11 * day}.items():
+            Delta.objects.create(mark=1, kind=kind, name=str(now.date() - timedelta(days=day)), amount=amount)
     with Batch(description="delivery 42", success=send_invoice.callback(1)):
         send_invoice.enqueue(1)
         for parcel in (1, 2):

@@ -23,7 +23,7 @@ from django_faktory.store.jobs import bulk, edits, failures, transitions
 from django_faktory.store.limits import definitions, limiters
 from django_faktory.store.locks import locks
 from django_faktory.store.maintenance import due
-from django_faktory.store.statistics import counter_rows
+from django_faktory.store.statistics import deltas
 from django_faktory.store.store import Store
 from tests.deadlocks.nodes import count_deadlocks, run_concurrently
 from tests.factories import payload
@@ -213,7 +213,7 @@ VERBS = {
     ),
     "batch": batch,
     "commit batch": commit,
-    "fold": lambda world: counter_rows.fold(using="default"),
+    "fold": lambda world: deltas.fold(using="default"),
     "flush": flush,
 }
 

@@ -17,9 +17,10 @@ from faktory.exceptions import FaktoryAuthenticationError
 from pyfaktory import Client, Job, Producer
 
 from django_faktory.brokers.orm import OrmBroker
-from django_faktory.models import Counter, WorkerProcess
 from django_faktory.models import Job as JobRow
+from django_faktory.models import WorkerProcess
 from django_faktory.store.maintenance import due
+from django_faktory.store.statistics import counts
 from django_faktory.store.store import Store
 from tests.factories import payload
 from tests.interop.conftest import FOLDERS, HERE
@@ -56,7 +57,7 @@ def push_by_program(*command, url):
 
 
 def processed():
-    return sum(Counter.objects.values_list("processed", flat=True))
+    return counts.read(using="default").totals["processed"]
 
 
 @pytest.fixture

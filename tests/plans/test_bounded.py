@@ -59,7 +59,6 @@ def entry_points():
     yield "INFO", lambda: counts.snapshot(Store(USING))
     yield "latency", lambda: queues.latency(Store(USING), [f"queue{n}" for n in range(20)])
     yield "metrics", lambda: statistics.read(using=USING)
-    yield "statistics of the API", lambda: counts.read_bounded_counts(using=USING)
     yield "overview", lambda: data.read(using=USING)
     upkeep = Maintenance(USING)
     upkeep._listens_since = float("-inf")

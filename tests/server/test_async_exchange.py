@@ -270,7 +270,7 @@ def test_invalid_locket_settings_refuse_a_fetch_on_the_event_loop(client, broker
 
 
 def test_an_ack_does_not_wait_for_counters_of_a_blocked_set(client, given):
-    """Both sets add to the counters of the day."""
+    """Both sets add to the totals of the day."""
     server = client.server
     for jid in ("the-job-one", "the-job-two"):
         client.ask(push(jid=jid))

@@ -17,11 +17,12 @@ from django_faktory.brokers.orm import OrmBroker
 from django_faktory.core.job_parser import parse_job
 from django_faktory.core.payloads import Ack, NewBatch, TrackUpdate
 from django_faktory.errors import BrokerUnavailable, LockTimeout, NotUnique, UnknownBatch
-from django_faktory.models import Batch, Counter, Job
+from django_faktory.models import Batch, Job
 from django_faktory.server.lock_waits import LockWaits
 from django_faktory.server.may_block import MayBlock, execute_set, execute_waiting
 from django_faktory.store import transactions
 from django_faktory.store.dialects.postgresql.prepared import Command
+from django_faktory.store.statistics import counts
 from tests.bouncer import needs_session
 from tests.server.raw import RawClient, worker
 from tests.waiting import LONGEST_WAIT_S, wait_until
@@ -193,7 +194,7 @@ class TestTheDeadline:
         assert client.ask(f"BATCH COMMIT {bid}") == b"+OK"
         batch = Batch.objects.get()
         assert (batch.total, batch.pending, batch.failed, batch.children) == (2, 1, 1, 0)
-        assert Counter.objects.get().late == 0
+        assert counts.read(using="default").totals["late"] == 0
 
     @pytest.mark.parametrize("free", [3, 60])
     def test_pushb_refuses_only_the_jobs_that_need_the_lock(self, connect, free):

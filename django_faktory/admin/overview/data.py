@@ -1,7 +1,4 @@
-"""Read the data of the overview page: at most a dozen statements, none of which counts a large set completely.
-
-Counts come from the snapshot that all pages, INFO and metrics of this process share.
-"""
+"""Read the data of the overview page: at most a dozen statements, none of which counts jobs."""
 
 from __future__ import annotations
 
@@ -12,7 +9,6 @@ from functools import partial
 from heapq import nlargest
 from typing import NamedTuple
 
-from django.db.models import Sum
 from django.utils import timezone
 from django.utils.formats import date_format
 from django.utils.safestring import SafeString
@@ -20,7 +16,7 @@ from django.utils.translation import get_language, gettext
 
 from ... import conf
 from ...core.lifecycle import State
-from ...models import Counter, Job, Queue, WorkerProcess
+from ...models import Job, WorkerProcess
 from ...operations import alarms, queue_sizes, worker_names
 from ...operations.alarms import Alarm
 from ...operations.error_groups import ErrorGroup, group_failed
@@ -29,13 +25,13 @@ from ...store.queues import Waiting
 from ...store.shared_reads import shared
 from ...store.statistics import counts, histograms
 from .. import links
-from ..formats import format_age, format_duration, format_job_count, format_number, render_worker
+from ..formats import format_age, format_duration, format_number, render_worker
 from ..labels import PHASES, STATES
 from ..links import jobs_link, page_url, row_link
 from .charts import Chart, Point, build_chart
 
 # Each statement of the page reads a bounded number of rows, however large the tables are.
-QUEUES_READ, QUEUES_SHOWN = 100, 20
+QUEUES_SHOWN = 20
 ROWS_SHOWN = 10
 FAILED_JOBS_READ = 500
 MINUTES, MINUTES_PER_BAR = 180, 3
@@ -62,13 +58,6 @@ class QueueLine(NamedTuple):
     latency: str
     is_paused: bool
     link: str
-
-
-class QueueLines(NamedTuple):
-    """The fullest queues, and how many queues there are."""
-
-    fullest: list[QueueLine]
-    total: int
 
 
 class WorkerLine(NamedTuple):
@@ -137,17 +126,17 @@ def read(
 
 def _read_numbers(parts: Sequence[str], *, using: str) -> OverviewData:
     now = timezone.now()
-    all_counts = counts.shared_bounded_counts(using=using, worker_timeout_s=conf.get("WORKER_TIMEOUT"))
-    # Only a snapshot with all queues shows which are the fullest.
-    queue_lines = _select_fullest(all_counts) if all_counts.has_all_queues else _read_first_queues(using)
+    all_counts = counts.read(using=using, worker_timeout_s=conf.get("WORKER_TIMEOUT"))
+    # Equal sizes remain in the order of names.
+    fullest = sorted(nlargest(QUEUES_SHOWN, all_counts.queues, key=all_counts.queues.__getitem__))
     # Parts that the user may not see are not even queried.
     worker_lines = _read_workers(using) if "workers" in parts else None
     return OverviewData(
         at=now,
         tiles=[_build_tile(all_counts, state) for state in _TILES],
-        charts=[_build_recent_chart(now, using), _build_daily_chart(now)],
-        queues=sorted(queue_lines.fullest, key=lambda line: line.name),
-        hidden_queues=queue_lines.total - len(queue_lines.fullest),
+        charts=[_build_recent_chart(now, using), _build_daily_chart(now, all_counts)],
+        queues=build_queue_lines(fullest, all_counts, using=using),
+        hidden_queues=len(all_counts.queues) - len(fullest),
         running=_read_running(now, worker_lines, using) if "running" in parts else None,
         workers=worker_lines,
         alarms=[],
@@ -156,25 +145,8 @@ def _read_numbers(parts: Sequence[str], *, using: str) -> OverviewData:
 
 
 def _build_tile(all_counts: counts.AllCounts, state: State) -> Tile:
-    number = format_job_count(all_counts, state)
+    number = format_number(all_counts.of(state))
     return Tile(str(STATES[state]), number, jobs_link(state=str(state)), state is State.DEAD and number != "0")
-
-
-def _select_fullest(all_counts: counts.AllCounts) -> QueueLines:
-    # Equal sizes remain in the order of names.
-    fullest = nlargest(QUEUES_SHOWN, all_counts.queues, key=all_counts.queues.__getitem__)
-    lines = [
-        _build_queue_line(name, all_counts.waiting.get(name, Waiting()), is_paused=name in all_counts.paused)
-        for name in fullest
-    ]
-    return QueueLines(lines, len(all_counts.queues))
-
-
-def _read_first_queues(using: str) -> QueueLines:
-    """Return the fullest of the first queues by name, for databases too large to count every queue for a page."""
-    rows = list(Queue.objects.order_by("name")[: QUEUES_READ + 1])
-    lines = build_queue_lines(rows[:QUEUES_READ], using=using)
-    return QueueLines(nlargest(QUEUES_SHOWN, lines, key=lambda line: line.size), len(rows))
 
 
 def _build_queue_line(name: str, waiting: Waiting, *, is_paused: bool) -> QueueLine:
@@ -189,9 +161,9 @@ def _build_queue_line(name: str, waiting: Waiting, *, is_paused: bool) -> QueueL
     )
 
 
-def build_queue_lines(rows: Sequence[Queue], *, using: str) -> list[QueueLine]:
-    waiting = queue_sizes.read([queue.name for queue in rows], using=using)
-    return [_build_queue_line(row.name, waiting[row.name], is_paused=row.paused_at is not None) for row in rows]
+def build_queue_lines(names: Sequence[str], all_counts: counts.AllCounts, *, using: str) -> list[QueueLine]:
+    waiting = queue_sizes.read(names, using=using, all_counts=all_counts)
+    return [_build_queue_line(name, waiting[name], is_paused=name in all_counts.paused) for name in names]
 
 
 def _read_running(now: datetime, shown: Sequence[WorkerLine] | None, using: str) -> list[tuple[Job, str, SafeString]]:
@@ -255,18 +227,17 @@ def _build_recent_chart(now: datetime, using: str) -> Chart:
     return build_chart(gettext("Last 3 hours"), points)
 
 
-def _build_daily_chart(now: datetime) -> Chart:
+def _build_daily_chart(now: datetime, all_counts: counts.AllCounts) -> Chart:
     today = now.astimezone(UTC).date()  # the database counts by days in UTC
     days = [today - timedelta(days=DAYS - 1 - index) for index in range(DAYS)]
-    # A day has a row for each connection that counts, so that no transaction waits for the row of another.
-    rows = Counter.objects.filter(day__gte=days[0]).order_by().values("day")
-    sums = {
-        day: (processed - failed, failed)
-        for day, processed, failed in rows.annotate(p=Sum("processed"), f=Sum("failed")).values_list("day", "p", "f")
-    }
-    return build_chart(
-        gettext("Last 30 days"), [Point(date_format(day, "j M"), *sums.get(day, (0, 0))) for day in days]
+    processed, failed = (
+        [all_counts.numbers.get(kind, {}).get(day.isoformat(), 0) for day in days] for kind in ("processed", "failed")
     )
+    points = [
+        Point(date_format(day, "j M"), ended - bad, bad)
+        for day, ended, bad in zip(days, processed, failed, strict=True)
+    ]
+    return build_chart(gettext("Last 30 days"), points)
 
 
 def _read_alarm_lines(may: Callable[[str], bool], *, using: str) -> list[AlarmLine]:

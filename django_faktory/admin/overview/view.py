@@ -15,7 +15,7 @@ from ..links import page_url
 from . import data
 from .tasks import TaskViews
 
-# A count is shared by all pages of a process for at least a second, so that open pages do not add up (ADR 0031).
+# Numbers are shared by all pages of a process for at least a second, so that open pages do not add up (ADR 0031).
 REFRESHED_EVERY_S = 5
 
 

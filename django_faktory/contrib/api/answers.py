@@ -149,6 +149,3 @@ class StatisticsRow(Row):
     queues = Number("Queues that have been used.")
     workers = Counts("Live workers by state.")
     batches = Counts("Unfinished batches: open, committed.")
-    counted_to = Number(
-        "Limit of the counts in `sets`, `queues` and `batches`: a count equal to it means this number or more."
-    )

@@ -18,9 +18,6 @@ from .access import HasActionPermission
 from .base import ApiView, get_alias
 from .described import describe
 
-COUNTED = 5_000
-"""Counts of jobs, queues and batches end here: an exact count of a large table takes too long for a request."""
-
 
 class _Overview(ApiView, ViewSet):
     permission_classes = (HasActionPermission,)
@@ -42,28 +39,19 @@ class Alarms(_Overview):
 
 
 class Statistics(_Overview):
-    """Totals and capped counts of all jobs, queues, workers and batches."""
-
-    counted_to = COUNTED
+    """Totals and counts of all jobs, queues, workers and batches."""
 
     @describe(operation_id="statistics_retrieve", responses=answers.StatisticsRow)
     def list(self, request: Request) -> Response:  # noqa: ARG002
-        """Show totals and counts.
-
-        Totals are exact; jobs, queues and batches are counted up to `counted_to`. The counts are at most 1 s old, or at
-        most 10 times the duration of their read if that is longer. `/metrics` and INFO count everything.
-        """
-        # Shared with the admin and the metrics of this process, so that polling clients do not add statements.
-        all_counts = counts.shared_bounded_counts(using=get_alias(), worker_timeout_s=conf.get("WORKER_TIMEOUT"))
-        # Finished states are not counted: their rows can be millions, and no shared count has them.
-        states = (State.BLOCKED, State.DEAD, State.ENQUEUED, State.RETRIES, State.SCHEDULED, State.WORKING)
+        """Show totals and counts, as of now."""
+        using = get_alias()
+        all_counts = counts.read(using=using, worker_timeout_s=conf.get("WORKER_TIMEOUT"))
         return Response(
             {
                 **all_counts.totals,
-                "sets": {str(state): min(all_counts.of(state), self.counted_to) for state in states},
-                "queues": min(len(all_counts.queues), self.counted_to),
+                "sets": {str(state): all_counts.of(state) for state in sorted(State)},
+                "queues": len(all_counts.queues),
                 "workers": all_counts.workers,
-                "batches": {name: min(count, self.counted_to) for name, count in all_counts.batches.items()},
-                "counted_to": self.counted_to,
+                "batches": counts.count_batches(using=using),
             }
         )

@@ -11,17 +11,14 @@ from rest_framework.response import Response
 from ...brokers import get_broker
 from ...errors import FaktoryError
 from ...models import Queue
+from ...operations import queue_sizes
 from ...operations.rows import QueueRow
-from ...store import queues as store_queues
 from . import answers
 from .base import Resource, get_alias
 from .described import describe_action
 from .filters import QueueFilterSet
 from .paging import FewByName
 
-# An exact count of a long queue takes too long for a request, see ADR 0031.
-COUNTED_PER_PAGE, COUNTED_PER_QUEUE = 20_000, 10_000
-"""Jobs counted at most: for a whole page of queues, and for one queue."""
 CLEARS_FOR_S = 5.0
 """Seconds after which a request to clear stops between two steps and reports that jobs are left."""
 
@@ -39,12 +36,10 @@ class Queues(Resource):
     clears_for_s = CLEARS_FOR_S
 
     def serialize(self, rows: Any) -> Any:
-        """Return the queues; sizes are counted up to a limit."""
-        # A large page counts fewer jobs per queue, so that the work per request is bounded.
-        max_count = min(COUNTED_PER_QUEUE, COUNTED_PER_PAGE // max(1, len(rows)))
-        waiting = store_queues.read_waiting([queue.name for queue in rows], using=get_alias(), max_count=max_count)
+        """Return the queues with their sizes and latencies."""
+        waiting = queue_sizes.read([queue.name for queue in rows], using=get_alias())
         return [
-            QueueRow.read(queue, size=found.size, is_more=found.is_more, latency_s=round(found.latency_s, 3))
+            QueueRow.read(queue, size=found.size, latency_s=round(found.latency_s, 3))
             for queue in rows
             for found in (waiting[queue.name],)
         ]

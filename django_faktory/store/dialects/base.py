@@ -5,15 +5,12 @@
 
 from __future__ import annotations
 
-import os
-import secrets
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Collection, Iterator, Sequence
 from contextlib import AbstractContextManager
-from datetime import UTC, date, datetime
+from datetime import UTC, datetime
 from functools import lru_cache
 from typing import Any, NamedTuple
-from weakref import WeakKeyDictionary
 
 from django.apps import apps
 from django.db.backends.base.base import BaseDatabaseWrapper
@@ -26,6 +23,7 @@ from ..chunks import chunks
 from .bounds import Bounds
 from .job_columns import NewRow
 from .values import (
+    TOTALS,
     AckResult,
     ClaimPlan,
     FailureColumns,
@@ -40,38 +38,18 @@ from .write_queue import NO_QUEUE
 JOB, HISTORY = "django_faktory_job", "django_faktory_history"
 QUEUE = "django_faktory_queue"
 WORKER = "django_faktory_workerprocess"
-COUNTER = "django_faktory_counter"
+DELTA = "django_faktory_delta"
 LOCK = "django_faktory_joblock"
 LIMIT = "django_faktory_limit"
 LIMITER = "django_faktory_limiter"
+FOLD_FROM = 5
+"""A fold runs if at least one of this many deltas is no sum: it writes all sums, or reads them."""
+
 DELIVERY_LEASE_S = 60.0
 """Lease in seconds until a delivery is confirmed.
 
 It equals the shortest reservation allowed (W9), so that the lease shortens no reservation.
 """
-
-FOLDED = -1
-"""Slot of the counter row to which the rows of all connections are added (`store.statistics.counter_rows`)."""
-
-# Large enough that two connections practically never draw the same slot; if they did, one would only wait.
-_OWN_SLOTS = 2**62
-
-# Weak: a slot lives as long as its connection; maintenance merges the rows of former connections (ADR 0024).
-_slots: WeakKeyDictionary[BaseDatabaseWrapper, tuple[int, int]] = WeakKeyDictionary()
-
-
-def counter_slot(connection: BaseDatabaseWrapper) -> int:
-    """Return the slot of the counter row that only this connection writes.
-
-    Drawn at random once per connection and process: two connections that count at the same time must not wait for each
-    other's commit, on whichever nodes they are.
-    """
-    pid, slot = _slots.get(connection, (0, 0))
-    if pid != os.getpid():  # new, or inherited over a fork
-        slot = secrets.randbelow(_OWN_SLOTS)
-        _slots[connection] = os.getpid(), slot
-    return slot
-
 
 _NOTHING_HELD = dict.fromkeys(("run_at", "reserved_until", "unique_key", "lock_token", "permits", "limiter"))
 """Columns of an ended job: it waits for nothing, and holds nothing."""
@@ -468,17 +446,34 @@ class Dialect(ABC):
                 cursor.executemany(_SAVE, [(*values, row_id) for row_id, *values in rows])
             self.count(cursor, day, tally)
 
-    def count(self, cursor: CursorWrapper, day: datetime, tally: Tally) -> None:
-        """Add to that day's counters, in this connection's row.
+    own_mark: str
+    """SQL: the mark of the rows in which this transaction, or this connection, counts. No other one writes them."""
 
-        Must be the last write of a transaction: counter rows are locked last (ADR 0024).
-        """
-        if tally != Tally():
-            self.count_in(cursor, day.date(), counter_slot(cursor.db), tally)
+    add_tail = f"ON CONFLICT (mark, kind, name) DO UPDATE SET amount = {DELTA}.amount + excluded.amount"
+    """SQL that follows an INSERT of deltas, and adds to the rows that exist."""
+
+    current_deltas = DELTA
+    """SQL: a subquery or table with the deltas whose sums are the numbers of jobs (ADR 0047)."""
+
+    def count(self, cursor: CursorWrapper, day: datetime, tally: Tally) -> None:
+        """Add to that day's totals."""
+        name = day.date().isoformat()
+        counts = [(kind, name, amount) for kind, amount in zip(TOTALS, tally.amounts, strict=True) if amount]
+        self.add_deltas(cursor, counts)
+
+    def add_deltas(self, cursor: CursorWrapper, deltas: Sequence[tuple[str, str, int]]) -> None:
+        """Add these amounts to the numbers of a kind and name, each once."""
+        add = f"INSERT INTO {DELTA} (mark, kind, name, amount) VALUES ({self.own_mark}, %s, %s, %s) {self.add_tail}"
+        if deltas:
+            cursor.executemany(add, deltas)
 
     @abstractmethod
-    def count_in(self, cursor: CursorWrapper, day: date, slot: int, tally: Tally) -> None:
-        """Add to one counter row; insert it if it does not exist."""
+    def needs_fold(self, connection: BaseDatabaseWrapper) -> bool:
+        """Return whether there are enough deltas for a fold: it may cost no more than they did."""
+
+    @abstractmethod
+    def fold(self, connection: BaseDatabaseWrapper) -> None:
+        """Replace deltas by their sums, in the caller's transaction."""
 
 
 def _next_ready(cursor: CursorWrapper, key: str, skip_lock: str) -> Iterator[tuple[str, bool]]:

@@ -14,11 +14,10 @@ from django.db import OperationalError
 from django.db.backends.base.base import BaseDatabaseWrapper
 from django.db.backends.utils import CursorWrapper
 
-from .base import JOB, insert_sql, marks, utc
+from .base import DELTA, JOB, insert_sql, marks, utc
 from .idle_sessions import is_readable
 from .job_columns import replaceable
 from .portable import PortableDialect
-from .values import TOTALS
 
 LEAST_WAIT_S = 0.1
 """Shortest lock wait in seconds: the server counts whole seconds, so a shorter limit means not to wait at all."""
@@ -49,7 +48,8 @@ class MariadbDialect(PortableDialect):
         f"{column} = IF({replaceable()}, VALUES({column}), {column})"
         for column in PortableDialect._replaced  # noqa: SLF001
     )
-    count_tail = "ON DUPLICATE KEY UPDATE " + ", ".join(f"{name} = {name} + VALUES({name})" for name in TOTALS)
+    own_mark = "CONNECTION_ID()"
+    add_tail = f"ON DUPLICATE KEY UPDATE amount = {DELTA}.amount + VALUES(amount)"
 
     # REPEATABLE READ applies to the next transaction only; Django's default is READ COMMITTED.
     begin_snapshot = (

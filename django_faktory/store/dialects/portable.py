@@ -6,7 +6,7 @@
 from __future__ import annotations
 
 from collections.abc import Collection, Sequence
-from datetime import date, datetime
+from datetime import datetime
 from typing import Any, NamedTuple
 
 from django.db.backends.base.base import BaseDatabaseWrapper
@@ -16,24 +16,26 @@ from msgspec.structs import astuple
 from ...core.lifecycle import CLAIMS_OF_ROW, State
 from ...core.payloads import Ack, Delivery, Reservation
 from ..chunks import chunks
-from .base import COUNTER, JOB, LIMIT, LIMITER, QUEUE, WORKER, Dialect, OrderedJobs, Sql, marks, utc
+from .base import DELTA, FOLD_FROM, JOB, LIMIT, LIMITER, QUEUE, WORKER, Dialect, OrderedJobs, Sql, marks, utc
 from .bounds import Bounds
 from .job_columns import PLAIN, REPLACED, UNKEYED, new_row
-from .values import ALL_STORED, TOTALS, ClaimPlan, ClaimSlot, PushResult, Tally
+from .values import ALL_STORED, ClaimPlan, ClaimSlot, PushResult
 
 MAX_QUEUES = 200
 """Maximum number of queues in one count: SQLite takes 500 parts of a UNION and, before 3.32, 999 parameters."""
 
 
+FOLDED_AT_ONCE = 500
+"""Deltas that one transaction folds."""
+
+
 class PortableDialect(Dialect):
     """Base class of the dialects without data-modifying common table expressions.
 
-    A subclass sets `upsert_tail` and `count_tail` (what follows VALUES), and `greatest` and `least` (names of
-    functions).
+    A subclass sets `upsert_tail` (what follows VALUES), and `greatest` and `least` (names of functions).
     """
 
     upsert_tail = ""
-    count_tail = ""
     lock_order = ""  # MariaDB locks rows in the order in which it reads them, not in that of the sorted result
     greatest, least = "GREATEST", "LEAST"
 
@@ -264,12 +266,25 @@ class PortableDialect(Dialect):
         purge_at = Sql(self.after("%s", "result_ttl"), [cursor.db.ops.adapt_datetimefield_value(now)])
         self.keep(cursor, [row_id for row_id, _, _ in ended], State.SUCCEEDED, now, result=results, purge_at=purge_at)
 
-    def count_in(self, cursor: CursorWrapper, day: date, slot: int, tally: Tally) -> None:
-        cursor.execute(
-            f"INSERT INTO {COUNTER} (day, slot, {', '.join(TOTALS)})"
-            f" VALUES (%s, %s, {marks(TOTALS)}) {self.count_tail}",
-            [day, slot, *tally.amounts],
-        )
+    def needs_fold(self, connection: BaseDatabaseWrapper) -> bool:
+        with connection.cursor() as cursor:
+            cursor.execute(f"SELECT SUM(mark <> 0 OR amount = 0), COUNT(*) FROM {DELTA}")
+            [(foldable, total)] = cursor.fetchall()
+        return bool((foldable or 0) * FOLD_FROM > total)
+
+    def fold(self, connection: BaseDatabaseWrapper) -> None:
+        """Add up to `FOLDED_AT_ONCE` rows to those with mark 0, which only folds write. Skips rows in use."""
+        with connection.cursor() as cursor:
+            cursor.execute(
+                f"SELECT mark, kind, name, amount FROM {DELTA} WHERE mark <> 0 LIMIT {FOLDED_AT_ONCE}{self.skip_lock}"
+            )
+            rows = cursor.fetchall()
+            if rows:
+                gone = f"DELETE FROM {DELTA} WHERE mark = %s AND kind = %s AND name = %s"
+                cursor.executemany(gone, [row[:3] for row in rows])
+                sums = f"INSERT INTO {DELTA} (mark, kind, name, amount) VALUES (0, %s, %s, %s) {self.add_tail}"
+                cursor.executemany(sums, [row[1:] for row in rows])
+            cursor.execute(f"DELETE FROM {DELTA} WHERE mark = 0 AND amount = 0")
 
 
 class PausedSources(NamedTuple):

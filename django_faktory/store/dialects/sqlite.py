@@ -11,7 +11,6 @@ from django.db.backends.utils import CursorWrapper
 from .base import JOB
 from .job_columns import replaceable
 from .portable import PortableDialect
-from .values import TOTALS
 from .write_queue import write_queue
 
 
@@ -25,9 +24,7 @@ class SqliteDialect(PortableDialect):
     )
     # SQLite has no GREATEST and LEAST; with two arguments, MAX and MIN are not aggregates.
     greatest, least = "MAX", "MIN"
-    count_tail = "ON CONFLICT (day, slot) DO UPDATE SET " + ", ".join(
-        f"{name} = {name} + excluded.{name}" for name in TOTALS
-    )
+    own_mark = "0"
 
     has_single_writer = True
 

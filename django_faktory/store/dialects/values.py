@@ -56,7 +56,7 @@ class ClaimPlan(msgspec.Struct, frozen=True, gc=False):
 
 
 class Tally(msgspec.Struct, frozen=True, gc=False):
-    """Amounts to add to the counters of a day. A field is a column of `Counter`, and a name of `TOTALS`."""
+    """Amounts to add to the totals of a day. A field is a name of `TOTALS`."""
 
     processed: int = 0
     failed: int = 0
@@ -72,6 +72,7 @@ class Tally(msgspec.Struct, frozen=True, gc=False):
 
 
 TOTALS = Tally.__struct_fields__
+"""Totals of each day. No row shows them, so they are never recounted."""
 
 
 class FailureColumns(NamedTuple):

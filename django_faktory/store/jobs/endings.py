@@ -2,7 +2,7 @@
 
 Failures, losses, interruptions, releases, and every success on SQLite and MariaDB. On PostgreSQL `faktory_end_1` and
 `faktory_hand_off_1` end jobs that succeed; only members of batches come here. The order of the writes is that of locks
-(ADR 0024): job rows, batches, lock rows, limiters, counters.
+(ADR 0024): job rows, batches, lock rows, limiters.
 """
 
 from __future__ import annotations
@@ -243,7 +243,7 @@ class Ending:
                 self._changes.append(progress.Change(job, to, succeeded=succeeded))
 
     def write(self, *, commits: bool = False) -> None:
-        """Write changed rows, then batches, locks, limiters and counters.
+        """Write changed rows, then batches, locks, limiters and totals.
 
         With `commits` the last statement may carry the COMMIT, which a caller's own transaction must not get.
         """

@@ -105,7 +105,7 @@ def test_a_database_error_returns_503_without_the_driver_message(as_root, monkey
     def unavailable(*_, **__):
         raise OperationalError('connection to "10.0.0.7" failed: password authentication failed for user "secret"')
 
-    monkeypatch.setattr("django_faktory.contrib.api.queues.store_queues.read_waiting", unavailable)
+    monkeypatch.setattr("django_faktory.contrib.api.queues.queue_sizes.read", unavailable)
     answer = as_root("GET", "queues/")
     assert (answer.status, answer.headers["Retry-After"]) == (503, "1")
     assert b"secret" not in answer.text

@@ -9,10 +9,9 @@ from django.test import Client, RequestFactory
 
 from django_faktory.brokers.orm import OrmBroker
 from django_faktory.contrib.metrics import views
-from django_faktory.operations import statistics
+from django_faktory.operations import queue_sizes, statistics
 from django_faktory.runtime import health, statsd
 from django_faktory.store import queues, shared_reads, workers
-from django_faktory.store.statistics import counts
 from tests.factories import JobFactory, QueueFactory, WorkerFactory
 from tests.settings import KIND
 
@@ -52,13 +51,10 @@ def is_written(stored):
     connection.close()  # a test has set its busy timeout
 
 
-SMALL = counts.CountLimits(at_once=2, queues=1, portion=1)
-
 READS = {
     "INFO": lambda: OrmBroker(USING).info(),
-    "INFO of large sets": lambda: counts.read_exact_counts(using=USING, sizes=SMALL),
     "latency": lambda: OrmBroker(USING).latency(["mail", "q0"]),
-    "waiting": lambda: queues.read_waiting(["mail", "q0"], using=USING),
+    "waiting": lambda: queue_sizes.read(["mail", "q0"], using=USING),
     "names": lambda: queues.known_names(using=USING),
     "metrics": lambda: views.metrics(RequestFactory().get("/")).content,
     "probes": lambda: health.check_ready(using=USING),
@@ -90,20 +86,3 @@ def test_pages_are_read_while_another_connection_writes(root, is_written):
     for page in PAGES:
         shared_reads.forget()
         assert root.get(page).status_code == 200, page
-
-
-def test_writes_commit_while_counts_are_read_in_portions(stored, monkeypatch):
-    written = []
-    further = counts._count_further_rows
-
-    def further_after_a_write(*args):
-        with closing(sqlite3.connect(connection.settings_dict["NAME"], isolation_level=None, timeout=0)) as other:
-            other.execute(f"UPDATE django_faktory_job SET queue = 'moved{len(written)}' WHERE state = 'enqueued'")
-        written.append(1)
-        return further(*args)
-
-    monkeypatch.setattr(counts, "_count_further_rows", further_after_a_write)
-    found = counts.read_exact_counts(using=USING, sizes=SMALL)
-    assert written
-    assert found.queues["mail"] == 3
-    assert statistics.read(using=USING).queues["mail"] == 0

@@ -9,7 +9,7 @@ import pytest
 from django.utils import timezone
 
 from django_faktory.management.cli.subcommands import subcommands
-from django_faktory.models import CronEntry, Queue
+from django_faktory.models import CronEntry, Delta, Queue
 from django_faktory.store.batches import batches
 from django_faktory.store.cron import entries
 from django_faktory.store.jobs import pushes
@@ -63,6 +63,7 @@ EXAMPLES = {
     "doctor": ("doctor",),
     "functions": ("functions",),
     "groups": ("groups",),
+    "recount": ("recount",),
     "info": ("info",),
     "top": ("top", "--once"),
     "queues": ("queues",),
@@ -127,6 +128,8 @@ def test_json_output_has_the_documented_shape(asked, word):
         asked("pause", "mail", "--new")
     if word == "pause":
         asked("resume", "mail")
+    if word == "recount":
+        Delta.objects.all().delete()
     if word == "doctor":
         Queue.objects.update(paused_at=timezone.now())
     output, example = asked(*EXAMPLES[word]), documented(word)

@@ -8,8 +8,9 @@ from django.db import connection
 
 from django_faktory.core.payloads import Ack, FetchRequest
 from django_faktory.errors import BrokerUnavailable
-from django_faktory.models import Batch, Counter, Job
+from django_faktory.models import Batch, Delta, Job
 from django_faktory.store.jobs import acknowledgements, claims, pushes
+from django_faktory.store.statistics import counts
 from django_faktory.store.store import Store
 from tests.bouncer import needs_session
 from tests.deploys.rollout import another_connection
@@ -46,8 +47,8 @@ def working(count):
 
 
 def counters():
-    rows = Counter.objects.all()
-    return sum(row.processed for row in rows), sum(row.late for row in rows)
+    totals = counts.read(using="default").totals
+    return totals["processed"], totals["late"]
 
 
 def test_only_acks_of_batch_members_fail_when_the_batch_row_is_locked(locked_batch):
@@ -72,7 +73,7 @@ def test_committed_chunks_of_acks_are_answered_when_a_later_chunk_fails(locked_b
     plain = [one for one in acks if Job.objects.get(jid=one.jid).bid is None]
     with closing(another_connection(connection.settings_dict["NAME"])) as other, other.cursor() as cursor:
         cursor.execute("BEGIN")
-        cursor.execute(f"LOCK TABLE {Counter._meta.db_table}")
+        cursor.execute(f"LOCK TABLE {Delta._meta.db_table}")
         with pytest.raises(BrokerUnavailable):
             ack(plain)
         cursor.execute("ROLLBACK")

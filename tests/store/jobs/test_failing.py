@@ -8,10 +8,11 @@ from django.db import connection, transaction
 from django_faktory.core.lifecycle import State
 from django_faktory.core.payloads import failure
 from django_faktory.errors import JobNotFound
-from django_faktory.models import Counter, Job
+from django_faktory.models import Job
 from django_faktory.store.dialects.postgresql import prepared
 from django_faktory.store.dialects.postgresql.failures import READ
 from django_faktory.store.jobs import failures
+from django_faktory.store.statistics import counts
 from django_faktory.store.store import Store
 from tests.bouncer import needs_session
 from tests.factories import JobFactory
@@ -60,9 +61,8 @@ def messages(monkeypatch):
 
 
 def processed():
-    return sum(Counter.objects.values_list("processed", flat=True)), sum(
-        Counter.objects.values_list("failed", flat=True)
-    )
+    totals = counts.read(using="default").totals
+    return totals["processed"], totals["failed"]
 
 
 @of_a_session
@@ -132,13 +132,13 @@ def test_each_failure_report_gets_its_own_answer(ways):
     if ways == "used to it":
         used_to_it()
     ours, theirs, dead = JobFactory(working=True), JobFactory(working=True, wid="w2"), JobFactory(dead=True)
-    late = sum(Counter.objects.values_list("late", flat=True))
+    late = counts.read(using="default").totals["late"]
     unknown = failure(jid="unknown-1", wid="w1")
     answers = failures.fail(Store(), [failure(jid=job.jid, wid="w1") for job in (ours, theirs, ours, dead)])
     assert answers == [True, False, False, False], "the second time it has failed already"
     [answer] = failures.fail(Store(), [unknown])
     assert isinstance(answer, JobNotFound)
-    assert sum(Counter.objects.values_list("late", flat=True)) == late + 3
+    assert counts.read(using="default").totals["late"] == late + 3
     assert Job.objects.get(pk=ours.pk).failures == 1
 
 

@@ -8,7 +8,7 @@ from random import Random
 
 import msgspec
 from django.db import connection, transaction
-from django.db.models import DateTimeField, F, Sum
+from django.db.models import DateTimeField, F
 from django.utils import timezone
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
@@ -29,7 +29,7 @@ from django_faktory.core.payloads import (
     rfc3339,
 )
 from django_faktory.errors import BatchClosed, FaktoryError
-from django_faktory.models import Batch, Counter, Job, JobLock, Limiter, WorkerProcess
+from django_faktory.models import Batch, Job, JobLock, Limiter, WorkerProcess
 from django_faktory.store import queues, workers
 from django_faktory.store.batches import batches
 from django_faktory.store.jobs import failures, releases
@@ -40,6 +40,7 @@ from django_faktory.store.jobs.pushes import push
 from django_faktory.store.limits import definitions, limiters
 from django_faktory.store.locks import locks
 from django_faktory.store.maintenance import due
+from django_faktory.store.statistics import counts, deltas
 from django_faktory.store.store import Store
 from tests import emptying
 from tests.store import by_ids
@@ -358,8 +359,9 @@ class StoreComparedWithModel(RuleBasedStateMachine):
         assert {batch.bid: _status(batch) for batch in Batch.objects.values_list(*BATCH, named=True)} == {
             bid: batch.status() for bid, batch in self.model.batches.items()
         }
-        totals = Counter.objects.aggregate(Sum("processed"), Sum("failed"), Sum("late"))
-        assert [total or 0 for total in totals.values()] == [self.model.processed, self.model.failed, self.model.late]
+        totals = counts.read(using="default").totals
+        assert [*totals.values()] == [self.model.processed, self.model.failed, self.model.late]
+        assert deltas.recount(using="default") == {}
         self._locks_are_right(rows)
         assert list(Limiter.objects.values_list("in_use", flat=True)) == [self.model.permits()]
         assert self.model.permits() <= plain.ROOM

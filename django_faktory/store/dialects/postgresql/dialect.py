@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Collection, Sequence
-from datetime import date, datetime
+from datetime import datetime
 
 from django.db import DatabaseError
 from django.db.backends.base.base import BaseDatabaseWrapper
@@ -21,9 +21,10 @@ from ..bounds import Bounds
 from ..cursor_hooks import has_own_cursor
 from ..idle_sessions import was_ended
 from ..values import AckResult, ClaimPlan, FailureColumns, HandoffResult, LockedRows, PushResult, Tally
+from . import deltas
 from .calls import call
 from .failures import READ, lock_failed_calls, save_calls
-from .jobs import ADD_TO_COUNTERS, NOT_HELD, claim_calls, end_call, read_ends
+from .jobs import NOT_HELD, claim_calls, end_call, read_ends
 from .lock_handoff import LockHandoff
 from .loop_connection import PostgresqlLoopConnection
 from .pipeline import Rows, has_psycopg3
@@ -153,7 +154,7 @@ class PostgresqlDialect(Dialect):
     ) -> tuple[list[Call], Callable[[list[Rows]], tuple[AckResult, list[Reservation]]]]:
         """Return the calls of an exchange, and the function that reads their rows."""
         # Ends before inserts: they have locked the rows that these jobs replace, in one order with theirs (ADR 0024).
-        calls = [end_call(connection, acks, now, [job.jid for _, job in jobs] if jobs else ())] if acks else []
+        calls = [end_call(acks, now, [job.jid for _, job in jobs] if jobs else ())] if acks else []
         calls += [push_call(jobs, now, may_exist=True)] if jobs else []
         # Acks and pushes must be on disk when they are answered (ADR 0043).
         claims_from = len(calls)
@@ -246,7 +247,7 @@ class PostgresqlDialect(Dialect):
     def end(
         self, connection: BaseDatabaseWrapper, acks: Sequence[Ack], now: datetime | None, pushed: Sequence[str] = ()
     ) -> AckResult:
-        [rows] = execute_on(connection, [end_call(connection, acks, now, pushed)])
+        [rows] = execute_on(connection, [end_call(acks, now, pushed)])
         return read_ends(rows, ())
 
     def end_last(self, connection: BaseDatabaseWrapper, ack: Ack, now: datetime | None) -> AckResult | None:
@@ -256,7 +257,7 @@ class PostgresqlDialect(Dialect):
         """
         # Django finds no open transaction at its own commit, and does nothing (ADR 0007).
         try:
-            results = execute_and_commit(connection, [end_call(connection, [ack], now, is_last=True)])
+            results = execute_and_commit(connection, [end_call([ack], now, is_last=True)])
         except DatabaseError as error:
             if error_code(error) == NOT_HELD:
                 raise ReservationLost from error
@@ -317,13 +318,22 @@ class PostgresqlDialect(Dialect):
         is_last: bool = False,
     ) -> None:
         """Write failed jobs and add to the counters in one message, with the COMMIT if `is_last`."""
-        calls = save_calls(connection, changed, day, tally)
+        calls = save_calls(changed, day, tally)
         # `execute_and_commit` does nothing if a cursor is needed: then Django commits.
         if calls and not (is_last and execute_and_commit(connection, calls)):
             execute_on(connection, calls)
 
-    def count_in(self, cursor: CursorWrapper, day: date, slot: int, tally: Tally) -> None:
-        execute_on(cursor.db, [(ADD_TO_COUNTERS, [day, slot, *tally.amounts])])
+    def count(self, cursor: CursorWrapper, day: datetime, tally: Tally) -> None:
+        execute_on(cursor.db, save_calls((), day, tally))
+
+    own_mark = "pg_current_xact_id()"
+    current_deltas = deltas.CURRENT
+
+    def needs_fold(self, connection: BaseDatabaseWrapper) -> bool:
+        return deltas.is_due(connection)
+
+    def fold(self, connection: BaseDatabaseWrapper) -> None:
+        deltas.fold(connection)
 
 
 def _is_own(connection: BaseDatabaseWrapper) -> bool:

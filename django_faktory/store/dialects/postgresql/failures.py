@@ -6,9 +6,6 @@ from collections.abc import Collection, Sequence
 from datetime import datetime
 from typing import Any
 
-from django.db.backends.base.base import BaseDatabaseWrapper
-
-from ..base import counter_slot
 from ..values import FailureColumns, Tally
 from .calls import function
 from .jobs import ADD_TO_COUNTERS
@@ -31,17 +28,12 @@ def lock_failed_calls(jids: Collection[str], now: datetime | None) -> list[Call]
     return [(function("faktory_failing_1"), [list(jids)]), (CLOCK, [now])]
 
 
-def save_calls(
-    connection: BaseDatabaseWrapper, changed: Sequence[FailureColumns], day: datetime, tally: Tally
-) -> list[Call]:
-    """Return the calls that write failed jobs, and count them last.
-
-    Until the commit, other transactions that count in the same row wait (ADR 0024).
-    """
+def save_calls(changed: Sequence[FailureColumns], day: datetime, tally: Tally) -> list[Call]:
+    """Return the calls that write failed jobs, and count them."""
     calls: list[Call] = []
     if changed:
         columns: list[list[Any]] = [list(column) for column in zip(*changed, strict=True)]
         calls.append((function("faktory_save_1"), columns))
     if tally != Tally():
-        calls.append((ADD_TO_COUNTERS, [day.date(), counter_slot(connection), *tally.amounts]))
+        calls.append((ADD_TO_COUNTERS, [day.date(), *tally.amounts]))
     return calls

@@ -10,10 +10,9 @@ from collections.abc import Callable, Sequence
 from datetime import datetime
 
 import msgspec
-from django.db.backends.base.base import BaseDatabaseWrapper
 
 from ....core.payloads import Ack, Reservation
-from ..base import COUNTER, DELIVERY_LEASE_S, counter_slot
+from ..base import DELIVERY_LEASE_S, DELTA
 from ..bounds import Bounds, Drawn
 from ..values import TOTALS, AckResult, ClaimPlan, Ended, EndedRun
 from .calls import function
@@ -26,32 +25,24 @@ NOT_HELD = "FK001"
 
 ADD_TO_COUNTERS = Command(
     "faktory_count",
-    ["date", "bigint", *["int"] * len(TOTALS)],
+    ["date", *["int"] * len(TOTALS)],
     f"""
-INSERT INTO {COUNTER} AS c (day, slot, {", ".join(TOTALS)})
-VALUES ($1, $2, {", ".join(f"${place}" for place in range(3, 3 + len(TOTALS)))})
-ON CONFLICT (day, slot) DO UPDATE SET {", ".join(f"{name} = c.{name} + excluded.{name}" for name in TOTALS)}""",
+INSERT INTO {DELTA} AS d (mark, kind, name, amount)
+SELECT pg_current_xact_id(), kind, to_char($1, 'YYYY-MM-DD'), amount
+FROM (VALUES {", ".join(f"('{name}', ${place})" for place, name in enumerate(TOTALS, 2))}) AS n (kind, amount)
+WHERE amount > 0
+ON CONFLICT (mark, kind, name) DO UPDATE SET amount = d.amount + excluded.amount""",
     gives_rows=False,
 )
 
 _json = msgspec.json.Encoder()
 
 
-def end_call(
-    connection: BaseDatabaseWrapper,
-    acks: Sequence[Ack],
-    now: datetime | None,
-    pushed: Sequence[str] = (),
-    *,
-    is_last: bool = False,
-) -> Call:
+def end_call(acks: Sequence[Ack], now: datetime | None, pushed: Sequence[str] = (), *, is_last: bool = False) -> Call:
     """Return the call that ends jobs, and locks the rows with the jids in `pushed`."""
     # Without the log lines, which are stored before: they may have characters that the database refuses.
     reports = [msgspec.structs.replace(ack, log=()) if ack.log else ack for ack in acks]
-    slot = counter_slot(connection)
-    return function("faktory_end_1"), [
-        str(_json.encode(reports), "utf-8"), len(acks), list(pushed), slot, now, is_last
-    ]  # fmt: skip
+    return function("faktory_end_1"), [str(_json.encode(reports), "utf-8"), len(acks), list(pushed), now, is_last]
 
 
 def claim_calls(

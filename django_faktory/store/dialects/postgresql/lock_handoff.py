@@ -9,7 +9,6 @@ from datetime import datetime
 from django.db.backends.base.base import BaseDatabaseWrapper
 
 from ....core.payloads import Ack
-from ..base import counter_slot
 from ..values import ClaimPlan, EndedRun, HandoffResult
 from .calls import call
 from .rows import reservations
@@ -58,8 +57,8 @@ class LockHandoff:
             connection,
             "faktory_hand_off_1",
             [
-                ack.jid, ack.wid, ack.attempt, ack.result, queues, next_wid, plan.mark, counter_slot(connection),
-                plan.at_least_s, plan.at_most_s, plan.lease_s, now,
+                ack.jid, ack.wid, ack.attempt, ack.result, queues, next_wid, plan.mark, plan.at_least_s, plan.at_most_s,
+                plan.lease_s, now,
             ],
         )  # fmt: skip
         if not rows:

@@ -89,18 +89,13 @@ def parse(text: str) -> Iterator[StoredFunction]:
         yield StoredFunction(header["name"], tuple(types), marked)
 
 
-def sql() -> str:
-    """Return the statements that create the functions, for people who run SQL by hand."""
-    return "\n\n".join(function.text for function in read().values()) + "\n"
-
-
 def install(connection: BaseDatabaseWrapper) -> list[str]:
     """Create the functions that are missing or differ, in the schema of the tables; return their names.
 
-    Does nothing in a database without our tables. Raises FunctionsMissing if the role has no right to create them.
+    Only for a database with our tables. Raises FunctionsMissing if the role has no right to create them.
     """
     with connection.cursor() as cursor:
-        if not _has_tables(cursor) or not _find_outdated(cursor):
+        if not _find_outdated(cursor):
             return []
     try:
         with transaction.atomic(using=connection.alias), connection.cursor() as cursor:
@@ -159,11 +154,6 @@ def undefined(error: BaseException) -> str:
     if error_code(error) != _UNDEFINED:
         return ""
     return next((name for name in read() if f"{name}(" in str(error)), "")
-
-
-def _has_tables(cursor: CursorWrapper) -> bool:
-    cursor.execute("SELECT to_regclass(%s) IS NOT NULL", [JOB])
-    return bool(cursor.fetchone()[0])
 
 
 def _installed(cursor: CursorWrapper) -> Iterator[tuple[str, str, bool, bool]]:

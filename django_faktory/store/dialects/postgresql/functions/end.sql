@@ -7,7 +7,7 @@
 -- `faktory_free_permits_1`, with the name in the column `queue`. With `is_last`, the reports must end all their jobs:
 -- otherwise the function fails, so that the COMMIT behind it in the same message has no effect (ADR 0007).
 CREATE OR REPLACE FUNCTION faktory_end_1 (
-  reports json, reported int, pushed text[], own_slot bigint, moment timestamptz, is_last boolean
+  reports json, reported int, pushed text[], moment timestamptz, is_last boolean
 )
 RETURNS TABLE (
   kind text, jid text, wid text, attempt bigint, queue text, jobtype text, started_at timestamptz, ended_at timestamptz
@@ -65,9 +65,10 @@ BEGIN
       j.bid, j.callback_of, j.has_run, j.counts_failed, j.claim, j.about, j.cancel_requested_at
     FROM gone AS j JOIN held ON held.id = j.id WHERE j.result_ttl IS NOT NULL),
   counted AS (
-    INSERT INTO django_faktory_counter AS c (day, slot, processed, failed, late)
-    SELECT (MAX(now) AT TIME ZONE 'UTC')::date, own_slot, COUNT(*), 0, 0 FROM held HAVING COUNT(*) > 0
-    ON CONFLICT (day, slot) DO UPDATE SET processed = c.processed + excluded.processed)
+    INSERT INTO django_faktory_delta AS d (mark, kind, name, amount)
+    SELECT pg_current_xact_id(), 'processed', to_char(MAX(now) AT TIME ZONE 'UTC', 'YYYY-MM-DD'), COUNT(*) FROM held
+    HAVING COUNT(*) > 0
+    ON CONFLICT (mark, kind, name) DO UPDATE SET amount = d.amount + excluded.amount)
   SELECT CASE WHEN lock_token IS NULL THEN 'ended' ELSE left(set_config('faktory.noted', COALESCE(
       current_setting('faktory.noted', TRUE), '') || ',' || lock_token, TRUE), 0) || 'ended' END,
     jid::text, wid::text, attempt, queue::text, jobtype::text, started_at, now
@@ -120,7 +121,7 @@ BEGIN
       FROM django_faktory_job AS j WHERE j.id = ANY (members);
     END IF;
   END IF;
-  -- Locks before limiters before counters (ADR 0024).
+  -- Locks before limiters (ADR 0024).
   IF tokens IS NOT NULL THEN
     RETURN QUERY
     SELECT f.kind, f.jid, NULL, NULL::bigint, f.name, NULL, NULL::timestamptz, NULL::timestamptz
@@ -133,9 +134,10 @@ BEGIN
   END IF;
   missed := reported - ended - more - COALESCE(cardinality(members), 0);
   IF more > 0 OR missed > 0 THEN
-    INSERT INTO django_faktory_counter AS c (day, slot, processed, failed, late)
-    VALUES ((clock AT TIME ZONE 'UTC')::date, own_slot, more, 0, missed)
-    ON CONFLICT (day, slot) DO UPDATE SET processed = c.processed + excluded.processed, late = c.late + excluded.late;
+    INSERT INTO django_faktory_delta AS d (mark, kind, name, amount)
+    SELECT pg_current_xact_id(), n.kind, to_char(clock AT TIME ZONE 'UTC', 'YYYY-MM-DD'), n.amount
+    FROM (VALUES ('processed', more), ('late', missed)) AS n (kind, amount) WHERE n.amount > 0
+    ON CONFLICT (mark, kind, name) DO UPDATE SET amount = d.amount + excluded.amount;
   END IF;
 END $$;
 
@@ -148,7 +150,7 @@ END $$;
 --
 -- The first columns describe the ended job, the others the claimed one, as those of `faktory_claim_1`.
 CREATE OR REPLACE FUNCTION faktory_hand_off_1 (
-  ended text, holder text, held_attempt bigint, outcome text, queues text[], claimer text, mark bigint, own_slot bigint,
+  ended text, holder text, held_attempt bigint, outcome text, queues text[], claimer text, mark bigint,
   at_least_s float8, at_most_s float8, lease_s float8, moment timestamptz
 )
 RETURNS TABLE (
@@ -219,9 +221,9 @@ BEGIN
       is_lapsed = FALSE
     FROM taken, token WHERE l.id = (SELECT id FROM mine)),
   counted AS (
-    INSERT INTO django_faktory_counter AS c (day, slot, processed, failed, late)
-    SELECT (clock AT TIME ZONE 'UTC')::date, own_slot, 1, 0, 0 FROM heir
-    ON CONFLICT (day, slot) DO UPDATE SET processed = c.processed + excluded.processed)
+    INSERT INTO django_faktory_delta AS d (mark, kind, name, amount)
+    SELECT pg_current_xact_id(), 'processed', to_char(clock AT TIME ZONE 'UTC', 'YYYY-MM-DD'), 1 FROM heir
+    ON CONFLICT (mark, kind, name) DO UPDATE SET amount = d.amount + excluded.amount)
   SELECT NOT EXISTS (
       SELECT FROM unnest(queues) AS q (name) CROSS JOIN LATERAL (
         SELECT FROM django_faktory_job WHERE state = 'enqueued' AND queue = q.name LIMIT 1) AS ready),
