@@ -29,7 +29,7 @@ from .payloads import (
 MAX_OTHER = 1024 * 1024
 """Characters of a job besides its arguments and `custom`: its keys are scanned if one may be repeated."""
 
-MAX_MEMBERS = 10_000
+MAX_MEMBERS = 100
 """Members of a job. Bounds the cost of reading it; real jobs have far fewer."""
 
 MAX_INTEGER = 2**31 - 1

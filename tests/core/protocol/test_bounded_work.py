@@ -104,9 +104,9 @@ def test_equal_refusals_are_kept_once():
     assert [job.jid for job in command.jobs] == ["12345678", ""]
 
 
-def test_a_job_with_more_than_10000_members_is_refused():
+def test_a_job_with_more_than_100_members_is_refused():
     line = "PUSH {" + ",".join(f'"{number}" :1' for number in range(30_000)) + "}"
-    with pytest.raises(InvalidPayload, match="at most 10000 members"):
+    with pytest.raises(InvalidPayload, match="at most 100 members"):
         parse(line)
 
 
