@@ -3,11 +3,10 @@
 import pytest
 from babel.messages import Catalog
 
-from tests.test_house_rules import script
+from scripts import translations
 
 pytestmark = pytest.mark.core
 
-translations = script("translations")
 JOBS = ("%(number)s job", "%(number)s jobs")
 CATALOGUES = sorted(translations.LOCALE.glob("*/LC_MESSAGES/django.po"))
 

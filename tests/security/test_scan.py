@@ -5,12 +5,9 @@ import subprocess
 
 import pytest
 
-from tests.test_house_rules import script
+from scripts import scan
 
 pytestmark = pytest.mark.core
-
-
-scan = script("scan")
 
 
 @pytest.fixture
