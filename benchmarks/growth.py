@@ -88,7 +88,9 @@ def sizes():
 
 
 def processed():
-    return int(ask("SELECT COALESCE(SUM(processed), 0) FROM django_faktory_counter")[0])
+    from django_faktory.store.statistics import counts
+
+    return counts.read(using="default").totals["processed"]
 
 
 def fetch_times(port, queue, seconds, *, pushes):

@@ -15,7 +15,7 @@ from contextlib import contextmanager
 
 from benchmarks.client import Client
 from benchmarks.database import HERE, empty, machine, prepare
-from benchmarks.growth import ask, insert, open_snapshot, processed
+from benchmarks.growth import ask, insert, insert_ended, open_snapshot, processed
 from benchmarks.processes import node, workers
 from benchmarks.scaling import Meter, postmaster
 
@@ -153,11 +153,12 @@ def log_by_part(size, keep_s):
     return {part: round(statistics.median(values)) for part, values in found.items()}
 
 
-def info(waiting, *, snapshot_s, **_):
+def info(waiting, *, snapshot_s, ended, **_):
     """Return the milliseconds of INFO: with some jobs, with many, and after an open snapshot at 800 jobs/s."""
     found = {}
     for count in (waiting // 15, waiting):
         empty()
+        insert_ended(ended)
         insert(count)
         with node("--server-only") as (_, port):
             found[f"{count} waiting"] = ask_info(port)
@@ -276,6 +277,7 @@ def main():
     parser.add_argument("--rate", type=int, default=800, help="of --offered: jobs/s")
     parser.add_argument("--holds", choices=["reader", "writer"], default="writer", help="of --offered: what is open")
     parser.add_argument("--size", type=int, default=50, help="of --log: jobs in a set")
+    parser.add_argument("--ended", type=int, default=0, help="of --info: jobs that have ended and are kept")
     parser.add_argument("--snapshot-s", type=int, default=240, help="of --info: age of the snapshot")
     parser.add_argument("--held-s", type=float, default=3.0, help="of --late: how long a job is held or uncommitted")
     options = vars(parser.parse_args())

@@ -3,4 +3,10 @@
 from django.contrib import admin
 from django.urls import include, path
 
-urlpatterns = [path("admin/", admin.site.urls), path("api/", include("django_faktory.contrib.api.urls"))]
+from django_faktory.contrib.metrics.views import metrics
+
+urlpatterns = [
+    path("admin/", admin.site.urls),
+    path("api/", include("django_faktory.contrib.api.urls")),
+    path("metrics/", metrics),
+]

@@ -104,8 +104,10 @@ INSERT INTO django_faktory_outboxentry (jid, queue, job, created_at, error)
   FROM generate_series(1, {jobs} / 50) AS n;
 INSERT INTO django_faktory_limit (scope, name, origin, concurrency, per)
   SELECT 'task', 'shop.tasks.task_' || n, 'admin', 5, 1 FROM generate_series(0, 99) AS n;
-INSERT INTO django_faktory_counter (day, slot, processed, failed, late)
-  SELECT current_date - d, s, 10000, 100, 1 FROM generate_series(0, 700) AS d, generate_series(0, 15) AS s"""
+INSERT INTO django_faktory_delta (mark, kind, name, amount)
+  SELECT '1', kind, (current_date - d)::text, amount
+  FROM generate_series(0, 700) AS d,
+    (VALUES ('processed', 160000), ('failed', 1600), ('late', 16)) AS totals (kind, amount)"""
 
 SERIES = """
 INSERT INTO django_faktory_measure (minute, queue, jobtype, used_at, {sums})
@@ -166,6 +168,7 @@ def _admin_pages():
     kind = read_kind(dead).query
     jobs, part = JOBS, PART
     return {
+        "metrics": "/metrics/",
         "index": "/admin/",
         "app": part,
         "overview": f"{part}overview/",
