@@ -147,7 +147,7 @@ def _serve(run_config: RunConfig, number: int, local_pipes: notifier.LocalPipes 
 def _work(run_config: RunConfig, number: int, local_pipes: notifier.LocalPipes | None, child_spec: ChildSpec) -> int:
     """Run one worker; return its exit code.
 
-    The first worker also runs maintenance, outbox and probes if no server of this command does.
+    The first worker also runs maintenance, outbox, alarms and probes if no server of this command does.
     """
     _prepare_connections(run_config.alias)
     recorder = Recorder()
@@ -184,9 +184,12 @@ def _work(run_config: RunConfig, number: int, local_pipes: notifier.LocalPipes |
     if maintenance and run_config.drain:
         maintenance.run_once()  # a drain must also run due jobs that are not enqueued yet
     with BackgroundLoops() as loops:
-        loops.start(make_metrics_flusher(run_config.alias, recorder), "measures")
+        flusher = make_metrics_flusher(run_config.alias, recorder, sends_sizes=maintenance is not None)
+        loops.start(flusher, "measures")
         loops.start(maintenance, "maintenance")
         loops.start(make_outbox_relay() if runs_maintenance else None, "outbox")
+        if run_config.alias and runs_maintenance:
+            loops.start(make_alarm_notifier(run_config.alias), "alarms")
         try:
             loops.start(_probes(run_config, child_spec, worker, maintenance) if runs_maintenance else None, "probes")
             worker.run()

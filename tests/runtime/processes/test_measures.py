@@ -6,11 +6,12 @@ import socket
 
 import pytest
 
-from django_faktory.models import Queue
+from django_faktory.models import AlarmRecord, Queue
 from django_faktory.store.statistics import histograms
 from tests.project.tasks import add, fails_for_good
 from tests.runtime.processes.test_runfaktory import ANY_PORT, WORKER, reaches
 from tests.server.raw import RawClient
+from tests.waiting import wait_until
 
 pytestmark = [pytest.mark.slow, pytest.mark.once_if_quick, pytest.mark.django_db(transaction=True), pytest.mark.once]
 
@@ -42,13 +43,23 @@ def test_a_server_records_statistics_of_workers_in_any_language(runfaktory, addr
     assert ended(add) == (1, 1, 0)
 
 
-def test_statsd_receives_job_counts_and_queue_sizes(runfaktory):
+ROLES = pytest.mark.parametrize("role", [(ANY_PORT, "--processes", "1"), WORKER], ids=["server", "worker-only"])
+
+
+@ROLES
+def test_alarms_are_read_for_messages(runfaktory, role):
+    runfaktory(*role, ALARM_EMAILS=["on-call@example.org"])
+    wait_until(AlarmRecord.objects.exists)
+
+
+@ROLES
+def test_statsd_receives_job_counts_and_queue_sizes(runfaktory, role):
     with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as statsd:
         statsd.bind(("127.0.0.1", 0))
         statsd.settimeout(60)
         Queue.objects.get_or_create(name="default")  # a push of this process may remember it from another test
         result = add.enqueue(2, 3)
-        runfaktory(ANY_PORT, "--processes", "1", STATSD=f"127.0.0.1:{statsd.getsockname()[1]}")
+        runfaktory(*role, STATSD=f"127.0.0.1:{statsd.getsockname()[1]}")
         reaches(result, "succeeded")
         received = []
         wanted = ("faktory.jobs.count:1|c|#queue:default", "faktory.queue.size:")
