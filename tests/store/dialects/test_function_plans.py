@@ -191,33 +191,36 @@ def grow(rows):
         SELECT 'row-' || n, 't', 'default', CASE WHEN n % 10 = 0 THEN 'dead' ELSE 'enqueued' END, 0,
           repeat('x', 800), 25, 1800, 0, CASE WHEN n % 10 > 0 THEN now() END, CASE WHEN n % 10 = 0 THEN now() END,
           CASE WHEN n % 10 = 0 THEN now() END, CASE WHEN n % 2 = 0 THEN 'lock-' || n END
-        FROM generate_series(1, {rows}) AS n"""
+        FROM generate_series(1, {rows}) AS n""",
+        f"""INSERT INTO django_faktory_joblock (lock_key, jid, attempt, wid, lease, acquired_at, expires_at, is_lapsed)
+        SELECT 'taken-' || n, 'row-' || n, 1, 'w1', '1 min', now(), now() + interval '1 min', FALSE
+        FROM generate_series(1, {rows}) AS n""",
     )
 
 
 def shrink(rows, to):
     grow(rows)
-    execute(
-        f"DELETE FROM django_faktory_job WHERE id NOT IN (SELECT id FROM django_faktory_job ORDER BY id LIMIT {to})"
-    )
+    for table in GROWING:
+        execute(f"DELETE FROM {table} WHERE id NOT IN (SELECT id FROM {table} ORDER BY id LIMIT {to})")
 
 
 STATES = {
     "new": lambda: None,
-    "vacuumed when empty": lambda: execute("VACUUM ANALYZE django_faktory_job"),
+    "vacuumed when empty": lambda: execute(*[f"VACUUM {table}" for table in GROWING]),
     **{f"{rows} rows": lambda rows=rows: grow(rows) for rows in (1, 5, 30, 300)},
     **{f"shrunk to {rows} rows": lambda rows=rows: shrink(3000, rows) for rows in (5, 30, 300)},
     "large": lambda: grow(60_000),
 }
-TABLES = ("django_faktory_job", "django_faktory_history", "django_faktory_joblock", "django_faktory_limiter")
+GROWING = ("django_faktory_job", "django_faktory_joblock")
+TABLES = (*GROWING, "django_faktory_history", "django_faktory_limiter")
 
 
 def record(recorder, state):
     """Run each function in a new session, with plans that the values do not change, and with others."""
-    execute("TRUNCATE django_faktory_job CASCADE")
+    execute(*[f"TRUNCATE {table} CASCADE" for table in GROWING])
     STATES[state]()
     if "rows" in state or state == "large":
-        execute("ANALYZE django_faktory_job")
+        execute(*[f"ANALYZE {table}" for table in GROWING])
     connection.close()
     if missing := recorder.start():
         pytest.skip(missing)
@@ -234,7 +237,7 @@ def record(recorder, state):
 def recorder():
     recorder = Recorder()
     yield recorder
-    execute("TRUNCATE django_faktory_job CASCADE")
+    execute(*[f"TRUNCATE {table} CASCADE" for table in GROWING])
     recorder.stop()
 
 

@@ -96,8 +96,8 @@ BEGIN
             OR held.id IS NOT NULL OR ready.id IS NOT NULL) AS is_behind
         FROM ROWS FROM (json_to_recordset(jobs) AS (queue text, priority smallint, at timestamptz), unnest(locks))
           WITH ORDINALITY AS job (queue, priority, at, lock_key, nth)
-        LEFT JOIN LATERAL (SELECT id FROM django_faktory_joblock AS held
-          WHERE held.lock_key = job.lock_key AND held.expires_at > moment OFFSET 0) AS held ON TRUE
+        LEFT JOIN LATERAL (SELECT id, expires_at FROM django_faktory_joblock AS held
+          WHERE held.lock_key = job.lock_key OFFSET 0) AS held ON held.expires_at > moment
         LEFT JOIN LATERAL (SELECT id FROM django_faktory_job AS ready
           WHERE ready.lock_key = job.lock_key AND ready.state = (SELECT 'enqueued')
             AND ready.queue = COALESCE(job.queue, 'default') AND ready.sort_priority = -COALESCE(job.priority, 0)
