@@ -11,7 +11,7 @@ from typing import NamedTuple
 
 import msgspec
 from django.db.backends.base.base import BaseDatabaseWrapper
-from django.db.models import Min, QuerySet, Sum
+from django.db.models import Min, Q, QuerySet, Sum
 from django.db.models.functions import Now
 
 from ...core.lifecycle import State
@@ -134,12 +134,12 @@ def _remove(limit: Limit, *, using: str, only_if: Callable[[Limit], bool] = lamb
         if not only_if(limits[limit.name]):
             return None
         # Both limits are locked by now, so no edit of the family's limit can miss a limiter that moves to it.
-        own_limiters = Limiter.objects.using(using).filter(limit_id=limit.pk)
-        ids = [limiter.pk for limiter in own_limiters.order_by("pk").select_for_update()]
         family_limit = limits.get(family_of(limit.name)) if limit.scope == Scope.KEY else None
+        locked = _lock_limiters(Limiter.objects.using(using).filter(limit__in=limits.values()))
+        ids = [limiter.pk for limiter in locked if limiter.limit_id == limit.pk]
         # The key falls back to the limit of its family, together with its running and blocked jobs.
         if family_limit is not None and family_limit.pk != limit.pk:
-            own_limiters.update(limit=family_limit)
+            Limiter.objects.using(using).filter(pk__in=ids).update(limit=family_limit)
             _save(connection, family_limit)
         Limit.objects.using(using).filter(pk=limit.pk).delete()
         return ids
@@ -207,7 +207,12 @@ def _insert(connection: BaseDatabaseWrapper, limit: Limit) -> Limit:
 
 
 def _lock_limits(connection: BaseDatabaseWrapper, scope: str, names: Collection[str]) -> QuerySet[Limit]:
-    return Limit.objects.using(connection.alias).filter(scope=scope, name__in=names).order_by("pk").select_for_update()
+    return limiters.lock_limits(connection, Limit.objects.using(connection.alias).filter(scope=scope, name__in=names))
+
+
+def _lock_limiters(rows: QuerySet[Limiter]) -> list[Limiter]:
+    """Lock limiters by id, all that the transaction changes at once (ADR 0024)."""
+    return list(rows.order_by("pk").select_for_update())
 
 
 def _save(connection: BaseDatabaseWrapper, limit: Limit) -> Limit:
@@ -215,13 +220,13 @@ def _save(connection: BaseDatabaseWrapper, limit: Limit) -> Limit:
     alias = connection.alias
     limit.save(using=alias)
     rows = Limiter.objects.using(alias)
-    # An existing limiter of this key used the limit of its family until now. Other keys of a family keep theirs.
-    if limit.scope == Scope.KEY:
-        rows.filter(scope=Scope.KEY, name=limit.name).update(limit=limit)
-    else:
+    if limit.scope != Scope.KEY:
         rows.bulk_create([limiters.build_limiter(limit, limit.name)], ignore_conflicts=True)
+    of_its_name = Q(scope=limit.scope, name=limit.name)
+    locked = _lock_limiters(rows.filter(Q(limit=limit) | of_its_name))
+    # An existing limiter of this key used the limit of its family until now. Other keys of a family keep theirs.
+    rows.filter(of_its_name).update(limit=limit)
     own_limiters = rows.filter(limit=limit)
-    locked = own_limiters.order_by("pk").select_for_update()
     uncounted = [limiter.pk for limiter in locked if _must_count_running(limiter, limit)]
     capacity = limit.allowance.capacity
     own_limiters.filter(rate=None).update(tokens=capacity, filled_at=Now())  # a new rate starts with a full bucket

@@ -164,15 +164,23 @@ def _limits_of(keys: Sequence[str], using: str) -> QuerySet[Limit]:
     return Limit.objects.using(using).filter(scope=Scope.KEY, name__in={*keys, *map(family_of, keys)})
 
 
+def lock_limits(connection: BaseDatabaseWrapper, limits: QuerySet[Limit]) -> QuerySet[Limit]:
+    """Return these limits, to be locked in the order of their ids when they are read.
+
+    Without their keys: a transaction that has changed a limiter twice locks the key of its limit at the commit.
+    """
+    no_key = connection.features.has_select_for_no_key_update
+    return limits.order_by("pk").select_for_update(no_key=no_key)
+
+
 def create_limiters(keys: Sequence[str], *, using: str) -> None:
     """Create limiters for keys that have a limit, and count the running jobs of these keys.
 
     The limit is that of the key or of its family.
     """
 
-    def verb(_: BaseDatabaseWrapper) -> None:
-        limits = _limits_of(keys, using).order_by("id").select_for_update()
-        limit_by_name = {limit.name: limit for limit in limits}
+    def verb(connection: BaseDatabaseWrapper) -> None:
+        limit_by_name = {limit.name: limit for limit in lock_limits(connection, _limits_of(keys, using))}
         limit_of = {key: limit_by_name.get(key) or limit_by_name.get(family_of(key)) for key in keys}
         rows = [build_limiter(limit, key) for key, limit in limit_of.items() if limit is not None]
         Limiter.objects.using(using).bulk_create(rows, ignore_conflicts=True)
@@ -420,7 +428,8 @@ def _settle(connection: BaseDatabaseWrapper, *, limiter_id: int) -> tuple[bool, 
     """
     dialect = dialect_of(connection)
     # Limits are locked before limiters.
-    limits = list(Limit.objects.using(connection.alias).filter(limiters=limiter_id).select_for_update())
+    own_limit = Limiter.objects.using(connection.alias).filter(pk=limiter_id).values("limit")
+    limits = list(lock_limits(connection, Limit.objects.using(connection.alias).filter(pk__in=own_limit)))
     with connection.cursor() as cursor:
         limiter = next(iter(sql.lock_by_id(cursor, dialect, [limiter_id])), None)
         if limiter is None:
@@ -494,4 +503,9 @@ def delete_idle(*, using: str, idle_s: float = IDLE_S) -> int:
     # early.
     idle = idle.exclude(per__gt=idle_s)
     ids = read(idle.values_list("pk", flat=True)[:CHUNK])
-    return run(using, lambda _: limiters.filter(pk__in=ids).delete()[0], atomic=False, writes=True) if ids else 0
+
+    def verb(_: BaseDatabaseWrapper) -> int:
+        unused = list(limiters.filter(pk__in=ids).order_by("pk").select_for_update().values_list("pk", flat=True))
+        return Limiter.objects.using(using).filter(pk__in=unused).delete()[0]
+
+    return run(using, verb) if ids else 0
