@@ -15,6 +15,7 @@ from django_faktory.store.maintenance import due
 from django_faktory.store.store import Store
 from tests.factories import T0, JobFactory, payload
 from tests.store import by_ids
+from tests.store.limits.conftest import limit
 
 pytestmark = pytest.mark.django_db
 
@@ -45,6 +46,12 @@ def dropped(**report):
     assert failures.fail(Store(USING), [failure(**report, errtype="E", message="m")]) == [True]
 
 
+COLUMNS = {field.attname for field in History._meta.local_concrete_fields} - {
+    *("id", "day", "state", "result", "finished_at", "purge_at", "run_at", "reserved_until", "wid", "attempt"),
+    *("lock_token", "limiter", "permits", "unique_key", "bid", "callback_of", "is_returned"),
+}
+"""Columns that a success keeps."""
+
 ENDS = {
     "success": ({}, acked, "succeeded"),
     "success with a lock": ({"lock": "key"}, acked, "succeeded"),
@@ -73,6 +80,30 @@ def test_an_end_moves_the_row_to_the_history_and_keeps_its_columns(end):
     assert row.day == row.finished_at.date()
     assert not JobLock.objects.exists()
     assert Job.objects.get().pk == row.pk
+
+
+def distinct_values(row):
+    """Return a different value for each column that no end changes, by the type of its present value."""
+    texts = {name: f"{name} {at}" for at, (name, value) in enumerate(row.items()) if isinstance(value, str)}
+    numbers = {name: at + 2 for at, (name, value) in enumerate(row.items()) if type(value) is int}
+    times = {
+        name: T0 + timedelta(at) for at, name in enumerate(("created_at", "enqueued_at", "failed_at", "expires_at"))
+    }
+    return {**texts, **numbers, **times, "has_run": False, "counts_failed": True, "cancel_requested_at": T0}
+
+
+@pytest.mark.parametrize("limits", [False, True], ids=["plain", "with a permit"])
+def test_a_success_changes_no_other_column(limits):
+    if limits:
+        limit("task", "noop", 5)
+    pushed(result_ttl=600, custom={"about": "shop.order/1", "lock": "key"})
+    job = fetched()
+    row = Job.live.values(*COLUMNS - {"jobtype"}).get()
+    Job.live.update(**distinct_values(row))
+    before = Job.live.values(*COLUMNS).get()
+    assert len(set(map(str, before.values()))) > 20
+    assert acknowledgements.ack(Store(USING), [Ack(jid=before["jid"], wid="w1", attempt=job.attempt)]) == [True]
+    assert History.objects.values(*COLUMNS).get() == before
 
 
 def test_a_job_without_a_result_leaves_no_row():

