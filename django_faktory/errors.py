@@ -171,7 +171,7 @@ class WorkerLost(FaktoryError):
 
 
 class ReservationLost(FaktoryError):
-    """An atomic task ended after its job was given to another worker; its writes were rolled back."""
+    """An atomic task or a step ended after its job was given to another worker; its writes were rolled back."""
 
 
 class WorkerTrouble(FaktoryError):
@@ -250,6 +250,10 @@ class Discard(TaskControl):
 
 class Kill(TaskControl):
     """Make this job dead at once, even if attempts are left. The text is kept as the reason."""
+
+
+class InvalidStep(Kill):
+    """A step is used in a way that cannot work (`docs/long-jobs.md`). A retry would fail the same way."""
 
 
 class InvalidArgument(Kill):

@@ -1,4 +1,4 @@
-"""Open the transaction of an atomic task in this Django database (ADR 0007). Independent of jobs."""
+"""Open the transaction of an atomic task or a step in this Django database (ADR 0007, 0051). Independent of jobs."""
 
 from __future__ import annotations
 
@@ -43,6 +43,7 @@ def _enter(stack: ExitStack, alias: str, state: Transaction) -> BaseDatabaseWrap
     try:
         connection = connections[alias]
         state.is_nested = connection.in_atomic_block
+        state.is_in_test = state.is_nested and not is_in_transaction(connection)
         if not state.is_nested:
             replace_unusable_session(connection)
         stack.enter_context(transaction.atomic(using=alias))
@@ -54,6 +55,12 @@ def _enter(stack: ExitStack, alias: str, state: Transaction) -> BaseDatabaseWrap
         sharing.record(error)
         raise CannotBegin(f"database unavailable: {first_line(error)}") from error
     return connection
+
+
+def is_in_transaction(connection: BaseDatabaseWrapper) -> bool:
+    """Return whether an atomic block is open that Django's TestCase has not opened around a test."""
+    blocks = connection.atomic_blocks
+    return bool(blocks) and not getattr(blocks[-1], "_from_testcase", False)
 
 
 def _was_lost(connection: BaseDatabaseWrapper, session: Any, error: Exception) -> bool:

@@ -28,6 +28,7 @@ from ..core.payloads import (
     JobPayload,
     NewBatch,
     Reservation,
+    StepRecord,
     Tracked,
     TrackUpdate,
     WorkerIdentity,
@@ -45,6 +46,8 @@ class Transaction:
     is_committed = False
     is_nested = False
     """Whether it is part of an outer transaction, and is committed only with the outer one."""
+    is_in_test = False
+    """Whether that outer transaction is the one that Django's TestCase opens around a test."""
     # `staticmethod`, because a plain function in the class body would be called with the instance.
     is_untouched: Callable[[], bool] = staticmethod(lambda: False)
     """Return whether nothing has been done in the transaction yet; False if unknown. Call it inside the transaction."""
@@ -177,7 +180,7 @@ class WorkerBroker(ABC):
         Raises FaktoryError if the store has no transactions.
         """
         raise FaktoryError(
-            'tasks with atomic=True need their jobs in this project\'s database: FAKTORY["BROKER"] = "orm"'
+            'atomic tasks and steps need their jobs in this project\'s database: FAKTORY["BROKER"] = "orm"'
         )
 
     def ack_last(self, ack: Ack, job: Reservation) -> bool:  # noqa: ARG002
@@ -188,6 +191,21 @@ class WorkerBroker(ABC):
         """
         # The COMMIT follows as a message of its own; a store may override this to send both in one (ADR 0007).
         return self.ack([ack]) == [True]
+
+    def read_steps(self, job: Reservation) -> dict[tuple[str, str], StepRecord]:
+        """Return what earlier runs of this job have committed, by name and key, without results."""
+        raise NotImplementedError
+
+    def read_step_result(self, job: Reservation, name: str, key: str) -> str | None:
+        """Return the result of a step that is among `read_steps`."""
+        raise NotImplementedError
+
+    def record_step(self, job: Reservation, step: StepRecord) -> None:
+        """Record a step as the last operation inside `atomic`; the transaction may be committed at once with it.
+
+        Raises ReservationLost if the job is no longer this worker's: then the transaction must not be committed.
+        """
+        raise NotImplementedError
 
     def keep_logs(self, acks: Sequence[Ack]) -> None:  # noqa: B027  (optional)
         """Store the log lines of these runs, before their jobs end. Does nothing if the store has no place for them."""

@@ -6,8 +6,8 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Collection, Sequence
-from contextlib import AbstractContextManager
+from collections.abc import Callable, Collection, Iterator, Sequence
+from contextlib import AbstractContextManager, contextmanager
 from functools import partial
 from typing import Any
 
@@ -23,6 +23,7 @@ from ..core.payloads import (
     FetchRequest,
     JobPayload,
     Reservation,
+    StepRecord,
     WorkerIdentity,
 )
 from ..errors import BrokerUnavailable, EndRolledBack, FaktoryError, InvalidPayload
@@ -40,6 +41,7 @@ from ..store.jobs import (
     pushes,
     releases,
     run_logs,
+    steps,
     tracking,
     transitions,
 )
@@ -92,6 +94,8 @@ class OrmBroker(Store, Broker):
     new_batch = batches.new
     open_batch = batches.reopen
     register = workers.register
+    read_step_result = steps.read_step_result
+    read_steps = steps.read_steps
     release = releases.release
     track_get = tracking.track_get
     track_set = tracking.track_set
@@ -129,13 +133,23 @@ class OrmBroker(Store, Broker):
         return atomic(self.alias)
 
     def ack_last(self, ack: Ack, job: Reservation) -> bool:
-        try:
+        with self._last_statement():
             if ack.log:
                 self._keep_last_log(ack)
             # A subclass may have overridden `ack`; the statement for the last acknowledgement would bypass it.
             if type(self).ack is not OrmBroker.ack:
                 return super().ack_last(ack, job)
             return acknowledgements.ack_last(self, ack, job)
+
+    def record_step(self, job: Reservation, step: StepRecord) -> None:
+        with self._last_statement():
+            steps.record_step(self, job, step)
+
+    @contextmanager
+    def _last_statement(self) -> Iterator[None]:
+        """Raise what an error of the last statement of a task's transaction means."""
+        try:
+            yield
         except InvalidPayload as error:
             raise acknowledgements.invalid_result(error) from error
         except (Error, UnicodeEncodeError) as error:

@@ -1,4 +1,4 @@
-"""State shared by a running job and its worker: cancellation, progress and lost locks.
+"""State shared by a running job and its worker: cancellation, progress, steps and lost locks.
 
 Pure, cheap to read, safe from any thread. The worker's subclass, which can also interrupt the job, is
 `worker.interrupt.InterruptibleControl`.
@@ -8,6 +8,9 @@ from __future__ import annotations
 
 from collections.abc import Callable, Container
 from math import isfinite
+from typing import Any, NoReturn
+
+from ..errors import FaktoryError
 
 Part = tuple[int, int] | None
 """Progress as (done, total) in whole numbers."""
@@ -17,7 +20,10 @@ class Control:
     """The control state of one attempt at one job."""
 
     # Slots: a worker creates one instance for each job it runs.
-    __slots__ = ("bid", "has_seen_cancel", "is_cancelled", "lock_token", "lost_locks", "report_progress", "wid")
+    __slots__ = (
+        "bid", "has_progressed", "has_seen_cancel", "is_cancelled", "is_ending", "lock_token", "lost_locks", "reason",
+        "report_progress", "steps", "wid",
+    )  # fmt: skip
 
     def __init__(self) -> None:
         self.bid = ""
@@ -37,11 +43,23 @@ class Control:
         """Token of the lock that the job has; None without a lock."""
         self.lost_locks: Container[int] = ()
         """Tokens of lost locks, whose keys other jobs may have now."""
+        self.steps: Any = None
+        """The steps of the run, a `tasks.steps.Steps`; None if no worker runs the task."""
+        self.has_progressed = False
+        """Whether the run has committed a step."""
+        self.is_ending: Callable[[], bool] = bool
+        """Returns whether the worker stops, so that a walk should end behind its open chunk."""
+        self.reason: FaktoryError | None = None
+        """Why the job was stopped; None if it was not."""
 
     @property
     def lock_lost(self) -> bool:
         """Return whether the lock was lost, so that another job with its key may be running."""
         return self.lock_token in self.lost_locks
+
+    def end(self, reason: FaktoryError) -> NoReturn:
+        """End the task from its own thread."""
+        raise reason
 
     def check_cancelled(self) -> bool:
         """Return whether the job is cancelled, and remember that the task has seen it."""

@@ -379,6 +379,27 @@ class Migration(migrations.Migration):
             bases=('django_faktory.queue',),
         ),
         migrations.CreateModel(
+            name='Step',
+            fields=[
+                ('pk', models.CompositePrimaryKey('job_id', 'name', 'key', blank=True, editable=False, primary_key=True, serialize=False)),
+                ('job_id', models.BigIntegerField(help_text="The id of the job's row.")),
+                ('name', django_faktory.models.fields.ExactCharField(max_length=100)),
+                ('key', django_faktory.models.fields.ExactCharField(db_column='step_key', max_length=255)),
+                ('pushed_at', models.DateTimeField(help_text='The time at which the job was pushed.')),
+                ('attempt', models.BigIntegerField(help_text='The claim of the job that committed it.')),
+                ('result', models.TextField(help_text='JSON of its result.', null=True)),
+                ('reached', models.TextField(help_text='The place of the last row that is done.', null=True)),
+                ('done', models.BigIntegerField(help_text='Number of rows that are done; NULL: a step without rows.', null=True)),
+                ('total', models.BigIntegerField(help_text='Number of rows at its begin, if known.', null=True)),
+                ('is_finished', models.BooleanField()),
+                ('started_at', models.DateTimeField()),
+                ('recorded_at', models.DateTimeField()),
+            ],
+            options={
+                'default_permissions': (),
+            },
+        ),
+        migrations.CreateModel(
             name='Tracking',
             fields=[
                 ('jid', django_faktory.models.fields.ExactCharField(max_length=255, primary_key=True, serialize=False)),

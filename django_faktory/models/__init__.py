@@ -13,6 +13,7 @@ from .lock import JobLock
 from .outbox import OutboxEntry
 from .queue import Queue
 from .statistics import Delta, Measure
+from .step import Step
 from .turn import MaintenanceTurn
 from .worker import WorkerProcess
 
@@ -32,6 +33,7 @@ __all__ = [
     "Measure",
     "OutboxEntry",
     "Queue",
+    "Step",
     "Tracking",
     "WorkerProcess",
 ]

@@ -28,7 +28,7 @@ from ..errors import BrokerUnavailable
 from ..store import alarm_records, notifier, queues, sharing, workers
 from ..store.batches import batches
 from ..store.cron import entries, runs
-from ..store.jobs import failures, releases, tracking
+from ..store.jobs import failures, releases, steps, tracking
 from ..store.limits import limiters
 from ..store.locks import backfill, locks
 from ..store.maintenance import due
@@ -196,6 +196,7 @@ class Maintenance(Loop):
             # The vacuum itself runs in a thread of its own: due jobs do not wait for it (ADR 0009).
             Step("dead rows", 10.0, self._vacuumer.start_if_due),
             Step("purge", 60.0, lambda: due.purge(store) == due.CHUNK),
+            Step("steps", 600.0, lambda: self._continue("steps", steps.purge)),
             Step("tracking", 60.0, lambda: tracking.purge_tracking(store) == tracking.CHUNK),
             Step("batches", 60.0, self._maintain_batches),
             Step("measures", 600.0, self._purge_histograms),

@@ -35,7 +35,7 @@ from django.utils.module_loading import autodiscover_modules, module_has_submodu
 from ..core.cron import Cron, parse_crons
 from ..core.job_control import Control
 from ..core.payloads import DEFAULT_QUEUE
-from ..errors import InvalidCron, UnknownJobType
+from ..errors import InvalidCron, InvalidStep, UnknownJobType
 from .batch import Callback, RunningBatch
 from .compat import (
     DEFAULT_TASK_BACKEND_ALIAS,
@@ -48,6 +48,8 @@ from .compat import (
 from .coroutines import coroutine_error
 from .options import OPTIONS, classes_of, options_at_run, suggest_method, suggest_option
 from .redaction import describe_value
+from .rows import Rows
+from .steps import Step, Steps
 
 if TYPE_CHECKING:
     from django.db.models import Model
@@ -56,6 +58,7 @@ if TYPE_CHECKING:
 
 P = ParamSpec("P")
 R = TypeVar("R")
+T = TypeVar("T")
 
 Backoff = Callable[[BaseException, "TaskResult[..., Any]"], "float | None"]
 Exceptions = type[BaseException] | Iterable[type[BaseException]]
@@ -154,6 +157,48 @@ class JobContext(GenericContext[..., Any]):  # type: ignore[misc]  # frozen in D
         Cheap: about one call per second is written, by another thread, and the last one.
         """
         self.control.progress(done, total, note)
+
+    def step(self, name: str, *, key: object = None) -> Step:
+        """Return a context manager that commits what its block writes, once, with `step.result`.
+
+        A later run of the job skips the block and has the result again. Steps of a loop need a `key` each. Raises
+        InvalidStep.
+        """
+        return Step(self._steps, name, key)
+
+    async def astep(self, name: str, function: Callable[P, R], *args: Any, key: object = None, **kwargs: Any) -> R:
+        """Run a plain function as a step of an async task, in a thread, and return its result; see `step`."""
+        if iscoroutinefunction(function):
+            raise InvalidStep(
+                f"step {name!r}: expected a plain function, got a coroutine: no transaction spans an await"
+            )
+        result: R = await self._steps.call(Step(self._steps, name, key), lambda: function(*args, **kwargs))
+        return result
+
+    def each(
+        self,
+        rows: Iterable[T],
+        *,
+        by: int = 500,
+        name: str = "each",
+        key: Callable[[T], int | str] | None = None,
+        total: int | None = None,
+    ) -> Rows[T]:
+        """Return a context manager with an iterator over these rows, which commits what is done in chunks.
+
+        `rows`: a queryset, ordered by a unique field, the primary key by default; or an iterable with a `key`, a
+        function that returns a whole number or text of each item, in ascending order. `by`: rows of a chunk. `name`:
+        differs from that of other steps of the task. `total`: number of rows, for the progress, if a COUNT is too slow.
+        Raises InvalidStep.
+        """
+        return Rows(self._steps, rows, name=name, by=by, key=key, total=total)
+
+    @property
+    def _steps(self) -> Steps:
+        if self.control.steps is None:
+            raise InvalidStep("steps are those of a job: run the task by a worker or in a test by drain()")
+        steps: Steps = self.control.steps
+        return steps
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -13,6 +13,7 @@ if TYPE_CHECKING:
     from .assertions import EnqueuedJob, MadeBatch, assert_enqueued, assert_enqueues, enqueued_jobs, made_batches
     from .draining import JobFailed, Ran, drain
     from .inlining import inline
+    from .interruptions import interrupt_after
     from .live import LiveFaktory, LiveFaktoryMixin
 
 __all__ = [
@@ -27,6 +28,7 @@ __all__ = [
     "drain",
     "enqueued_jobs",
     "inline",
+    "interrupt_after",
     "made_batches",
 ]
 
@@ -38,6 +40,7 @@ __getattr__ = import_on_use(
         "assertions": _ASSERTIONS,
         "draining": ("JobFailed", "Ran", "drain"),
         "inlining": ("inline",),
+        "interruptions": ("interrupt_after",),
         "live": ("LiveFaktory", "LiveFaktoryMixin"),
     },
 )

@@ -6,10 +6,10 @@ same. They are built while apps are loading, so this module imports no model.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
-from contextlib import AbstractContextManager
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from copy import deepcopy
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from typing import Any, NoReturn, cast
 
 import msgspec
@@ -19,7 +19,7 @@ from django.utils import timezone
 from .. import brokers
 from ..backend import FaktoryBackend
 from ..brokers.base import Broker, Transaction
-from ..core.payloads import Ack, Failure, JobPayload, Reservation, rfc3339
+from ..core.payloads import Ack, Failure, JobPayload, Reservation, StepRecord, rfc3339
 from ..errors import FaktoryError
 from ..tasks.base import FaktoryTask, P, R
 from ..tasks.compat import Task, TaskResult, TaskResultDoesNotExist, TaskResultStatus
@@ -116,12 +116,13 @@ class ImmediateBackend(_TestBackend):
     def _run(self, result: TaskResult[..., Any], job: JobPayload) -> None:
         """Run attempts until the job has ended."""
         attempts: list[Attempt] = []
+        store = cast("Broker", _RunStore())  # a run calls no other method
         while not result.is_finished and len(attempts) < MAX_ATTEMPTS:
             reservation = _make_reservation(job, attempts)
             # The registered task has the alias of its own backend; this job was enqueued to this one.
             task = cast("FaktoryTask[..., Any]", result.task)
             execution = RecordedExecution(reservation, call_of(job.text), replace(task, backend=self.alias))
-            report = execution.perform(_no_store)
+            report = execution.perform(store)
             # The caller has this result object already, so its fields are updated in place; it is frozen.
             for name in _RESULT_FIELDS:
                 object.__setattr__(result, name, getattr(execution.result, name))
@@ -132,20 +133,31 @@ class ImmediateBackend(_TestBackend):
 
 
 @dataclass(frozen=True, slots=True)
-class _NoStore:
-    """Minimal broker for a run: a transaction for atomic tasks, without a stored job to finish."""
+class _RunStore:
+    """Minimal broker for a job that is not stored: transactions, and a memory of its steps."""
 
-    def atomic(self) -> AbstractContextManager[Transaction]:
-        return brokers.get_broker().atomic()
+    steps: dict[tuple[str, str], StepRecord] = field(default_factory=dict)
+
+    @contextmanager
+    def atomic(self) -> Iterator[Transaction]:
+        with brokers.get_broker().atomic() as transaction:
+            transaction.is_in_test = True  # the enqueue of the job may be part of a transaction
+            yield transaction
+
+    def read_steps(self, job: Reservation) -> dict[tuple[str, str], StepRecord]:  # noqa: ARG002
+        return dict(self.steps)
+
+    def read_step_result(self, job: Reservation, name: str, key: str) -> str | None:  # noqa: ARG002
+        return self.steps[name, key].result
+
+    def record_step(self, job: Reservation, step: StepRecord) -> None:  # noqa: ARG002
+        self.steps[step.name, step.key] = step
 
     def ack(self, acks: Sequence[Ack]) -> list[bool]:
         return [True for _ in acks]
 
     def ack_last(self, ack: Ack, job: Reservation) -> bool:  # noqa: ARG002
         return True
-
-
-_no_store = cast("Broker", _NoStore())  # a run calls no other method
 
 
 def _make_reservation(job: JobPayload, attempts: Sequence[Attempt]) -> Reservation:

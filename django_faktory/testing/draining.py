@@ -22,7 +22,7 @@ from .. import conf
 from ..brokers import get_broker
 from ..brokers.orm import OrmBroker
 from ..core.lifecycle import DELAYED, State, count_claims
-from ..core.payloads import LATER, Ack, Failure, FetchRequest, Reservation, TrackUpdate
+from ..core.payloads import LATER, Ack, Failure, FetchRequest, Interruption, Reservation, TrackUpdate
 from ..errors import FaktoryError
 from ..models import Job
 from ..store.batches import batches
@@ -30,6 +30,7 @@ from ..store.maintenance import due as due_work
 from ..tasks.compat import TaskResult
 from ..tasks.results import call_of
 from ..worker.execution import prepare
+from ..worker.job_buffer import Report
 from .recorded_execution import RecordedExecution
 
 MAX_ATTEMPTS = 1000
@@ -51,7 +52,7 @@ class Ran:
     queue: str
     attempt: int
     state: str
-    """State of the job afterwards: succeeded, retries, dead or discarded."""
+    """State of the job afterwards: succeeded, retries, dead or discarded; enqueued after an interruption."""
     result: TaskResult[..., Any] | None = field(repr=False)
     """Result with id, arguments, return value and errors; None for an unknown task."""
     error: BaseException | None = None
@@ -168,7 +169,7 @@ class _Drain:
         self._report(report)
         self._add_run(reservation, execution, execution.error)
 
-    def _report(self, report: Ack | Failure | None) -> None:
+    def _report(self, report: Report | None) -> None:
         match report:
             case Ack():
                 [answer] = self._broker.ack([report])
@@ -176,6 +177,8 @@ class _Drain:
                     raise answer
             case Failure():
                 self._broker.fail([report])
+            case Interruption():
+                self._broker.interrupt([report])
 
     def _add_run(
         self, reservation: Reservation, execution: RecordedExecution | None, error: BaseException | None

@@ -9,6 +9,7 @@ from typing import Any
 from django.db import connections, transaction
 
 from ..brokers import get_broker
+from ..brokers.atomic_tasks import is_in_transaction
 from ..brokers.orm import OrmBroker
 from ..tasks.batch import batch_committed
 from ..tasks.compat import task_enqueued
@@ -47,7 +48,7 @@ class _InlineRunner:
         """Handle the signal: a job may be ready."""
         broker = get_broker()
         alias = broker.alias if isinstance(broker, OrmBroker) else "default"
-        if _is_in_transaction(alias):
+        if is_in_transaction(connections[alias]):
             self._is_commit_pending = True
             # As with a worker, which sees the job only after the commit.
             transaction.on_commit(self.run, using=alias)
@@ -69,9 +70,3 @@ class _InlineRunner:
             self._runs += drain(raise_errors=self._raise_errors)
         finally:
             self._is_running = False
-
-
-def _is_in_transaction(alias: str) -> bool:
-    """Return True if a transaction other than the test's own is open."""
-    blocks = connections[alias].atomic_blocks
-    return bool(blocks) and not getattr(blocks[-1], "_from_testcase", False)  # set by Django's TestCase

@@ -3,14 +3,15 @@
 from __future__ import annotations
 
 from contextvars import copy_context
-from typing import Any, cast
+from typing import Any
 
 from asgiref.sync import async_to_sync
 
 from ..brokers.base import WorkerBroker
-from ..core.payloads import Ack, Failure
+from ..core.payloads import Failure
 from ..tasks import batch
 from ..worker.execution import Execution
+from ..worker.job_buffer import Report
 
 
 class RecordedExecution(Execution):
@@ -28,10 +29,9 @@ class RecordedExecution(Execution):
         self.error = error
         return super()._build_failure(error)
 
-    def perform(self, broker: WorkerBroker) -> Ack | Failure | None:
+    def perform(self, broker: WorkerBroker) -> Report | None:
         """Run the job in this thread, whether or not its task is a coroutine; see `Execution.run`."""
         with batch.without_batch():  # a batch that this thread is filling must not adopt its jobs
             # The ORM calls of a coroutine use this thread's connections, and so the test's transaction. In a copy of
             # the context, because async_to_sync passes context variables back to its caller.
-            report = copy_context().run(async_to_sync(self.arun)) if self.is_async else self.run(broker)
-        return cast("Ack | Failure | None", report)  # no worker stops here, so no Interruption
+            return copy_context().run(async_to_sync(self.arun), broker) if self.is_async else self.run(broker)

@@ -37,15 +37,15 @@ class EventLoop:
         self._starting = threading.Lock()
         self._started = threading.Event()
         self._thread: threading.Thread | None = None
-        self._running: dict[asyncio.Task[Report], Reservation] = {}
+        self._running: dict[asyncio.Task[Report | None], Reservation] = {}
         self._is_busy = threading.Event()
         self._is_closed = threading.Event()
 
     def submit(
         self,
         job: Reservation,
-        make_coroutine: Callable[[], Coroutine[Any, Any, Report]],
-        on_done: Callable[[Report | BaseException], None],
+        make_coroutine: Callable[[], Coroutine[Any, Any, Report | None]],
+        on_done: Callable[[Report | BaseException | None], None],
     ) -> None:
         """Run `make_coroutine()` for this job as an asyncio task; call `on_done` on the loop with its result.
 
@@ -114,8 +114,8 @@ class EventLoop:
     def _begin(
         self,
         job: Reservation,
-        make_coroutine: Callable[[], Coroutine[Any, Any, Report]],
-        on_done: Callable[[Report | BaseException], None],
+        make_coroutine: Callable[[], Coroutine[Any, Any, Report | None]],
+        on_done: Callable[[Report | BaseException | None], None],
     ) -> None:
         task = self._loop.create_task(make_coroutine())
         # Also keeps the task alive: asyncio has only weak references to its tasks.
@@ -125,7 +125,9 @@ class EventLoop:
             self._is_busy.set()
         task.add_done_callback(lambda task: self._finish(task, on_done))
 
-    def _finish(self, task: asyncio.Task[Report], on_done: Callable[[Report | BaseException], None]) -> None:
+    def _finish(
+        self, task: asyncio.Task[Report | None], on_done: Callable[[Report | BaseException | None], None]
+    ) -> None:
         self._running.pop(task, None)
         if task.cancelled():
             on_done(asyncio.CancelledError("the task was cancelled"))

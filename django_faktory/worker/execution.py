@@ -60,6 +60,7 @@ from ..tasks.batch import enter_job
 from ..tasks.compat import TaskResult, TaskResultStatus, task_backends, task_finished, task_started
 from ..tasks.json_values import encode_json, normalize_result
 from ..tasks.results import Attempt, ParsedCall, call_of, failures_of, running_result, task_error
+from ..tasks.steps import Steps
 from . import invocation
 from .db_cleanup import drop_connections, in_transaction, reset_connections, reset_connections_async
 from .interrupt import InterruptibleControl
@@ -162,8 +163,7 @@ class Execution:
 
     def _run(self, broker: WorkerBroker, outer_aliases: frozenset[str]) -> Report | None:
         report: Report | None = None
-        if self.control.bid:  # nearly all jobs have none, and would pay for the context variable
-            enter_job(self.control.bid, self.control.wid)
+        self._prepare(broker)
         try:
             task_started.send_robust(self._sender, task_result=self.result)
             try:
@@ -176,7 +176,7 @@ class Execution:
                 self._set_succeeded()
             # Another worker may be running the job, so neither report nor signal describes its end.
             except ReservationLost as error:
-                logger.warning("%s jid=%s jobtype=%s", error, self.reservation.jid, self.task.jobtype)
+                self._log_lost(error)
                 return None
             except BaseException as error:  # noqa: BLE001  (SystemExit ends a task, not the worker)
                 report = self._report_error(error)
@@ -225,15 +225,26 @@ class Execution:
             _refuse_open_transactions(reset_connections(aliases_before))
         return report
 
-    async def arun(self) -> Report:
-        """Run the job on this event loop and return its report.
+    def _prepare(self, broker: WorkerBroker) -> None:
+        if self.control.bid:  # nearly all jobs have none, and would pay for the context variable
+            enter_job(self.control.bid, self.control.wid)
+        if self.task.takes_context:
+            self.control.steps = Steps(
+                broker,
+                self.reservation,
+                self.control,
+                is_encrypted=self._is_encrypted,
+                is_atomic=self.task.atomic,
+            )
+
+    async def arun(self, broker: WorkerBroker) -> Report | None:
+        """Run the job on this event loop and return its report, or None if the reservation was lost.
 
         Run it as an asyncio task of its own, which bounds its context variables. If cancelled from outside, it raises
         the cancellation; the caller then decides what happens to the job.
         """
         report: Report
-        if self.control.bid:  # nearly all jobs have none, and would pay for the context variable
-            enter_job(self.control.bid, self.control.wid)
+        self._prepare(broker)
         await task_started.asend_robust(self._sender, task_result=self.result)
         if not self._is_encrypted:
             running_control.set(self.control)
@@ -242,6 +253,9 @@ class Execution:
             _refuse_open_transactions(await reset_connections_async())
             report = self._build_ack(value)
             self._set_succeeded()
+        except ReservationLost as error:
+            self._log_lost(error)
+            return None
         except BaseException as error:
             if _is_cancellation(error):
                 raise
@@ -254,6 +268,9 @@ class Execution:
         else:
             await task_finished.asend_robust(self._sender, task_result=self.result)
         return report
+
+    def _log_lost(self, error: ReservationLost) -> None:
+        logger.warning("%s jid=%s jobtype=%s", error, self.reservation.jid, self.task.jobtype)
 
     def build_stuck_report(self, reason: FaktoryError) -> Report:
         """Return the report for a task that was stopped and does not end. Sends no signal."""

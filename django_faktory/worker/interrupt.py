@@ -14,7 +14,7 @@ import threading
 import time
 from collections.abc import Awaitable, Callable
 from contextlib import suppress
-from typing import Any
+from typing import Any, NoReturn
 
 from ..core.job_control import Control
 from ..core.payloads import TrackUpdate
@@ -33,7 +33,7 @@ class InterruptibleControl(Control):
     """The control of one attempt at one job, which can also stop it."""
 
     __slots__ = (
-        "_lock", "_loop", "_task", "_thread", "began_at", "cancelled_at", "log", "reason", "stopped_at",
+        "_has_ended_itself", "_lock", "_loop", "_task", "_thread", "began_at", "cancelled_at", "log", "stopped_at",
         "take_progress", "timeout_s", "was_dropped", "was_interrupted",
     )  # fmt: skip
 
@@ -43,8 +43,6 @@ class InterruptibleControl(Control):
         self.cancelled_at = self.stopped_at = float("inf")
         self.timeout_s: float | None = None
         """Seconds that the run may take; None means no limit."""
-        self.reason: FaktoryError | None = None
-        """Why the job was stopped; None if it was not."""
         self.was_dropped = False
         """True if Python has dropped the interruption; see `install`."""
         self.was_interrupted = False
@@ -54,6 +52,7 @@ class InterruptibleControl(Control):
         self.take_progress: Callable[[], TrackUpdate | None] = _nothing_to_write
         """Returns progress of the job that is not written yet."""
         self._lock = threading.Lock()
+        self._has_ended_itself = False
         self._thread: int | None = None
         self._loop: asyncio.AbstractEventLoop | None = None
         self._task: asyncio.Task[Any] | None = None
@@ -76,6 +75,14 @@ class InterruptibleControl(Control):
                 # asyncio tasks are not thread-safe: only their loop may cancel them.
                 self._loop.call_soon_threadsafe(self._cancel_task)
 
+    def end(self, reason: FaktoryError) -> NoReturn:
+        """End the task from its own thread, with this reason; `except Exception` of the task does not catch it."""
+        with self._lock:
+            if self.reason is None:
+                self.reason, self.stopped_at = reason, time.monotonic()
+                self._has_ended_itself = True
+        raise Interrupted
+
     def stop_again(self) -> None:
         """Interrupt the thread again if Python has dropped the interruption and the task still runs."""
         with self._lock:
@@ -96,7 +103,7 @@ class InterruptibleControl(Control):
             self._leave()  # the interruption may have hit the first `_leave`; there is only one
             if self.reason is None:
                 raise
-            self.was_interrupted = True
+            self.was_interrupted = not self._has_ended_itself
             raise self.reason.with_traceback(error.__traceback__) from (
                 None if isinstance(error, Interrupted) else error
             )
@@ -113,6 +120,10 @@ class InterruptibleControl(Control):
             if not limit.expired():
                 raise
             raise build_timeout_error(self.timeout_s) from None
+        except Interrupted:  # by `end`, in the thread of a step
+            if self.reason is None:
+                raise
+            raise self.reason from None
         except asyncio.CancelledError:
             if self.reason is None or self._task is None:
                 raise

@@ -64,6 +64,7 @@ class ThreadPool:
         self._buffer = buffer
         self._readiness = Readiness(broker, buffer)
         self._interruption_reason = ""
+        self._is_ending = threading.Event()
         self._free_slots: SimpleQueue[None] = SimpleQueue()  # a semaphore: threading.Semaphore costs ten times as much
         for _ in range(concurrency):
             self._free_slots.put(None)
@@ -82,6 +83,10 @@ class ThreadPool:
     def write_progress(self, jids: Collection[str]) -> None:
         """Write the latest progress of these jobs, before their ends are reported."""
         self._progress.settle(jids)
+
+    def end_walks(self) -> None:
+        """Release jobs that walk rows behind their open chunks, as the process is about to end."""
+        self._is_ending.set()
 
     def interrupt(self, reason: str) -> None:
         """Stop all running tasks, so that their jobs are released. Does not wait for them."""
@@ -156,13 +161,18 @@ class ThreadPool:
         if execution.task.atomic:
             control.take_progress = partial(self._progress.take, job.jid)
         control.lock_token = job.lock_token
+        control.is_ending = self._is_ending.is_set
         # A shared set: the task sees a lost lock without a query.
         control.lost_locks = self._buffer.lost_locks
         self._monitor.add(execution)
         # The thread takes the next job at once; `_finish` frees the slot when the coroutine ends.
         if execution.is_async:
             try:
-                self._loop.submit(job, execution.arun, lambda end: self._end_execution(execution, end, began_at))
+                self._loop.submit(
+                    job,
+                    partial(execution.arun, self._broker),
+                    lambda end: self._end_execution(execution, end, began_at),
+                )
             except RuntimeError as error:  # it could not start its thread
                 self._monitor.remove(execution)
                 self._finish_unbegun(job, error, began_at)

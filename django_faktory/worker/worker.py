@@ -227,6 +227,8 @@ class Worker:
             self.is_recycled |= order == REPLACE
             if not self._is_quiet:
                 self._become_quiet()
+            if self._is_leaving():
+                self._thread_pool.end_walks()
         if order == LOST:
             logger.error("worker counts as lost, other workers have its jobs: ending wid=%s", self.wid)
         return self._shut_down()
@@ -325,6 +327,7 @@ class Worker:
         # BEATs continue until all reports are sent: the worker must not count as lost before that.
         self._heartbeat.set_state(TERMINATE)
         self._fetcher.stop()
+        self._thread_pool.end_walks()
         logger.info("worker stops wid=%s", self.wid)
         # A running fetch may still return jobs: the wait for running jobs must include them.
         self._loops["fetch"].join(self._shutdown_timeout_s)

@@ -66,6 +66,7 @@ OWN_TASKS = re.compile(r"^from shop\.tasks import .*\n", re.MULTILINE)
 
 ELSEWHERE = {
     "docs/batches.md": "tests/tasks/test_docs_batches.py",
+    "docs/long-jobs.md": "tests/tasks/test_docs_long_jobs.py",
     "docs/limits.md": "tests/store/limits/test_docs.py",
     "docs/howto/multi-tenant.md": "tests/tenants/conftest.py",
     "docs/middleware.md": "tests/tasks/test_docs_middleware.py",

@@ -18,7 +18,7 @@ def work(wid="w1"):
     """Run one job and return the report that was sent; None if the task itself reported to the broker."""
     found = prepare(fetched(wid))
     if hasattr(found, "run"):
-        found = asyncio.run(found.arun()) if found.is_async else found.run(get_broker())
+        found = asyncio.run(found.arun(get_broker())) if found.is_async else found.run(get_broker())
     if found is None:
         return None
     broker = get_broker()

@@ -213,7 +213,9 @@ def test_an_async_failure_resets_the_connections_of_its_orm_thread():
     job = new_job(jid="0123456789", jobtype=tasks.async_breaks_the_connection.jobtype, args=[], result_ttl=60)
 
     async def both():
-        report = await prepare(Reservation(jid=job.jid, queue="default", text=job.text, wid="w1", attempt=1)).arun()
+        report = await prepare(Reservation(jid=job.jid, queue="default", text=job.text, wid="w1", attempt=1)).arun(
+            get_broker()
+        )
         return report, await tasks.sees_trouble()
 
     report, sees_trouble = asyncio.run(both())
@@ -249,10 +251,10 @@ def test_only_the_async_task_that_disables_autocommit_without_a_commit_fails():
 
     async def all_of_them():
         await sync_to_async(connections.close_all)()  # its thread may have one that an earlier test has ended
-        reports = [await job_of(tasks.async_writes_mark, "before").arun()]
-        reports += [await job_of(tasks.async_switches_autocommit_off, "lost").arun()]
-        reports += [await job_of(tasks.async_switches_autocommit_off, "manually", "commits").arun()]
-        reports += [await job_of(tasks.async_writes_mark, "after").arun()]
+        reports = [await job_of(tasks.async_writes_mark, "before").arun(get_broker())]
+        reports += [await job_of(tasks.async_switches_autocommit_off, "lost").arun(get_broker())]
+        reports += [await job_of(tasks.async_switches_autocommit_off, "manually", "commits").arun(get_broker())]
+        reports += [await job_of(tasks.async_writes_mark, "after").arun(get_broker())]
         await sync_to_async(connections.close_all)()
         return reports
 

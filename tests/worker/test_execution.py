@@ -28,7 +28,7 @@ def given(text, attempt=1, **known):
 
 def ran(task, *args, **job):
     execution = prepare(reserved(task, *args, **job))
-    return asyncio.run(execution.arun()) if execution.is_async else execution.run(NO_BROKER)
+    return asyncio.run(execution.arun(NO_BROKER)) if execution.is_async else execution.run(NO_BROKER)
 
 
 def failed_before(times, wid="w0"):
@@ -115,7 +115,7 @@ def test_context_variables_set_by_a_job_are_discarded_when_it_ends():
 def test_an_async_task_runs_on_the_callers_loop():
     execution = prepare(reserved(tasks.async_add, 1, 2))
     assert execution.is_async
-    assert asyncio.run(execution.arun()) == Ack(jid="0123456789", wid="w1", attempt=1, result="3")
+    assert asyncio.run(execution.arun(NO_BROKER)) == Ack(jid="0123456789", wid="w1", attempt=1, result="3")
     assert not prepare(reserved(tasks.add, 1, 2)).is_async
 
 
@@ -132,7 +132,7 @@ def test_an_async_task_receives_its_context():
 def test_an_async_job_cancelled_from_outside_raises_cancelled_error():
     async def cancelled():
         tasks.waiting.append(asyncio.Event())
-        running = asyncio.create_task(prepare(reserved(tasks.never_ends_async)).arun())
+        running = asyncio.create_task(prepare(reserved(tasks.never_ends_async)).arun(NO_BROKER))
         await tasks.waiting[-1].wait()
         running.cancel()
         with pytest.raises(asyncio.CancelledError):

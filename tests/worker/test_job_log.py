@@ -111,7 +111,7 @@ def reserved(task_, *args, **fields):
 def lines(task_, *args):
     """Run a job of this task; return the lines of its report without their times."""
     execution = prepare(reserved(task_, *args))
-    report = asyncio.run(execution.arun()) if execution.is_async else execution.run(NO_BROKER)
+    report = asyncio.run(execution.arun(NO_BROKER)) if execution.is_async else execution.run(NO_BROKER)
     assert all(line[:10].count("-") == 2 and line[23] == "Z" for line in report.log if not line.startswith("…"))
     return [line if line.startswith("…") else line[25:] for line in report.log]
 
@@ -135,7 +135,7 @@ def test_lines_of_a_coroutine_and_of_those_that_it_starts_are_kept():
 
 def test_coroutines_that_run_together_keep_their_own_lines():
     async def both():
-        runs = [prepare(reserved(says_async, text)).arun() for text in ("a", "b")]
+        runs = [prepare(reserved(says_async, text)).arun(NO_BROKER) for text in ("a", "b")]
         return await asyncio.gather(*map(asyncio.create_task, runs))
 
     for text, report in zip("ab", asyncio.run(both()), strict=True):

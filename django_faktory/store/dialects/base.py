@@ -18,7 +18,7 @@ from django.db.backends.utils import CursorWrapper
 
 from ...core.lifecycle import State
 from ...core.loop_connection import LoopConnection
-from ...core.payloads import Ack, Delivery, JobPayload, Reservation
+from ...core.payloads import Ack, Delivery, JobPayload, Reservation, StepRecord
 from ..chunks import chunks
 from .bounds import Bounds
 from .job_columns import NewRow
@@ -36,6 +36,7 @@ from .values import (
 from .write_queue import NO_QUEUE
 
 JOB, HISTORY = "django_faktory_job", "django_faktory_history"
+STEP = "django_faktory_step"
 QUEUE = "django_faktory_queue"
 WORKER = "django_faktory_workerprocess"
 DELTA = "django_faktory_delta"
@@ -236,6 +237,16 @@ class Dialect(ABC):
         if the ack is not the holder's, and database errors: then nothing is committed.
         """
         return None
+
+    @abstractmethod
+    def record_step(
+        self, connection: BaseDatabaseWrapper, job: Reservation, step: StepRecord, now: datetime | None
+    ) -> bool:
+        """Record a step as the last statement of the caller's transaction, or return False if the job is not held.
+
+        Commits in the same message if that is possible, and only in the outermost atomic block. Raises database errors:
+        then nothing is committed.
+        """
 
     def can_use_loop(self, connection: BaseDatabaseWrapper) -> bool:  # noqa: ARG002
         """Return whether `take_for_loop` can succeed with this driver and these settings. Needs no open connection."""

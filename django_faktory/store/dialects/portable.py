@@ -6,7 +6,7 @@
 from __future__ import annotations
 
 from collections.abc import Collection, Sequence
-from datetime import datetime
+from datetime import datetime, timedelta
 from typing import Any, NamedTuple
 
 from django.db.backends.base.base import BaseDatabaseWrapper
@@ -14,12 +14,17 @@ from django.db.backends.utils import CursorWrapper
 from msgspec.structs import astuple
 
 from ...core.lifecycle import CLAIMS_OF_ROW, State
-from ...core.payloads import Ack, Delivery, Reservation
+from ...core.payloads import Ack, Delivery, Reservation, StepRecord
 from ..chunks import chunks
-from .base import DELTA, FOLD_FROM, JOB, LIMIT, LIMITER, QUEUE, WORKER, Dialect, OrderedJobs, Sql, marks, utc
+from .base import DELTA, FOLD_FROM, JOB, LIMIT, LIMITER, QUEUE, STEP, WORKER, Dialect, OrderedJobs, Sql, marks, utc
 from .bounds import Bounds
 from .job_columns import PLAIN, REPLACED, UNKEYED, new_row
 from .values import ALL_STORED, ClaimPlan, ClaimSlot, PushResult
+
+STEP_COLUMNS = (
+    "job_id", "pushed_at", "attempt", "name", "step_key", "result", "reached", "done", "total", "is_finished",
+    "started_at", "recorded_at",
+)  # fmt: skip
 
 MAX_QUEUES = 200
 """Maximum number of queues in one count: SQLite takes 500 parts of a UNION and, before 3.32, 999 parameters."""
@@ -265,6 +270,25 @@ class PortableDialect(Dialect):
         )
         purge_at = Sql(self.after("%s", "result_ttl"), [cursor.db.ops.adapt_datetimefield_value(now)])
         self.keep(cursor, [row_id for row_id, _, _ in ended], State.SUCCEEDED, now, result=results, purge_at=purge_at)
+
+    def record_step(
+        self, connection: BaseDatabaseWrapper, job: Reservation, step: StepRecord, now: datetime | None
+    ) -> bool:
+        with connection.cursor() as cursor:
+            clock, adapt = now or self.now(cursor), connection.ops.adapt_datetimefield_value
+            values = [
+                step.name, step.key, step.result, step.reached, step.done, step.total, step.is_finished,
+                adapt(clock - timedelta(seconds=step.ran_s)), adapt(clock),
+            ]  # fmt: skip
+            # The job is locked by this statement, the last one, and not from the begin of the step on: heartbeats would
+            # skip its row for as long. LOWER: see `lock_running`. A step is recorded once, a walk after each chunk.
+            cursor.execute(
+                f"{'INSERT' if step.done is None else 'REPLACE'} INTO {STEP} ({', '.join(STEP_COLUMNS)})"
+                f" SELECT id, created_at, attempt, {marks(values)} FROM {JOB}"
+                f" WHERE jid = %s AND LOWER(state) = 'working' AND wid = %s AND attempt = %s{self.plain_lock}",
+                [*values, job.jid, job.wid, job.attempt],
+            )
+            return bool(cursor.rowcount)
 
     def needs_fold(self, connection: BaseDatabaseWrapper) -> bool:
         with connection.cursor() as cursor:

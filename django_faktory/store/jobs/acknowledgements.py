@@ -125,8 +125,7 @@ def ack_last(store: Store, report: Ack, job: Reservation) -> bool:
     """
     connection = store.connection
     connection.validate_no_broken_transaction()
-    # Only in the outermost block: COMMIT inside a savepoint would also commit the caller's outer transaction.
-    if job.is_batchless and len(connection.atomic_blocks) == 1 and connection.commit_on_exit:
+    if job.is_batchless:
         ending = store.dialect.end_last(connection, report, store.clock())
         if ending is not None:
             make_waiters_ready(store, ending)

@@ -13,7 +13,7 @@ from django.db import DatabaseError
 from django.db.backends.base.base import BaseDatabaseWrapper
 from django.db.backends.utils import CursorWrapper
 
-from ....core.payloads import Ack, Delivery, Reservation
+from ....core.payloads import Ack, Delivery, Reservation, StepRecord
 from ....errors import ReservationLost
 from ...database_errors import error_code
 from ..base import JOB, LIMIT, Dialect, OrderedJobs
@@ -22,7 +22,7 @@ from ..cursor_hooks import has_own_cursor
 from ..idle_sessions import was_ended
 from ..values import AckResult, ClaimPlan, FailureColumns, HandoffResult, LockedRows, PushResult, Tally
 from . import deltas
-from .calls import call
+from .calls import call, function
 from .failures import READ, lock_failed_calls, save_calls
 from .jobs import NOT_HELD, claim_calls, end_call, read_ends
 from .lock_handoff import LockHandoff
@@ -263,6 +263,23 @@ class PostgresqlDialect(Dialect):
                 raise ReservationLost from error
             raise
         return read_ends(results[0], ()) if results else None
+
+    def record_step(
+        self, connection: BaseDatabaseWrapper, job: Reservation, step: StepRecord, now: datetime | None
+    ) -> bool:
+        values = [
+            job.jid, job.wid, job.attempt, step.name, step.key, step.result, step.reached, step.done, step.total,
+            step.is_finished, step.ran_s, now,
+        ]  # fmt: skip
+        calls: list[Call] = [(function("faktory_step_1"), values)]
+        try:
+            if not execute_and_commit(connection, calls):
+                execute_on(connection, calls)
+        except DatabaseError as error:
+            if error_code(error) == NOT_HELD:
+                return False
+            raise
+        return True
 
     def await_claims(self, connection: BaseDatabaseWrapper) -> None:
         """Wait until the transactions that hold a lock on the table of limits have ended, at most CLAIMED_WITHIN_S.

@@ -149,7 +149,9 @@ def execute_and_commit(connection: BaseDatabaseWrapper, calls: Sequence[Call]) -
 
     Django's own commit after it finds no open transaction, and does nothing.
     """
-    if not can_pipeline(connection):
+    # Only in the outermost block: COMMIT inside a savepoint would also commit the caller's outer transaction.
+    is_outermost = len(connection.atomic_blocks) == 1 and connection.commit_on_exit
+    if not (is_outermost and can_pipeline(connection)):
         return None
     try:
         return run_and_commit(connection, _texts(connection, calls))

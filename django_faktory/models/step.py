@@ -1,0 +1,33 @@
+"""Model of the committed steps of jobs (ADR 0051)."""
+
+from __future__ import annotations
+
+from django.db import models
+
+from .database import JobsModel
+from .fields import ExactCharField
+
+
+class Step(JobsModel):
+    """A committed step of a job, or how far a walk over rows has come; deleted some time after the row of its job."""
+
+    pk = models.CompositePrimaryKey("job_id", "name", "key")
+    # No foreign key: jobs are in two tables, and their ends need not know of steps.
+    job_id = models.BigIntegerField(help_text="The id of the job's row.")
+    name = ExactCharField(max_length=100)
+    key = ExactCharField(max_length=255, db_column="step_key")
+    pushed_at = models.DateTimeField(help_text="The time at which the job was pushed.")
+    attempt = models.BigIntegerField(help_text="The claim of the job that committed it.")
+    result = models.TextField(null=True, help_text="JSON of its result.")
+    reached = models.TextField(null=True, help_text="The place of the last row that is done.")
+    done = models.BigIntegerField(null=True, help_text="Number of rows that are done; NULL: a step without rows.")
+    total = models.BigIntegerField(null=True, help_text="Number of rows at its begin, if known.")
+    is_finished = models.BooleanField()
+    started_at = models.DateTimeField()
+    recorded_at = models.DateTimeField()
+
+    class Meta:
+        default_permissions = ()
+
+    def __str__(self) -> str:
+        return f"{self.name} {self.key}".rstrip()

@@ -1,0 +1,86 @@
+"""Record and read the committed steps of running jobs (ADR 0051).
+
+A step belongs to the row of its job, so that a jid that is pushed again begins anew. No end of a job touches this
+table: `purge` deletes the steps whose job has no row any more.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from django.db.backends.base.base import BaseDatabaseWrapper
+
+from ...core.payloads import Reservation, StepRecord
+from ...errors import ReservationLost
+from ...models import Job, Step
+from ..dialects.base import JOB, STEP
+from ..store import Store
+from ..transactions import read as read_rows
+from ..transactions import run, select
+
+PORTION = 5000
+"""Number of steps whose jobs `purge` looks up at a time."""
+
+_OF_JOB = f" FROM {JOB} AS j JOIN {STEP} AS s ON s.job_id = j.id WHERE j.jid = %s AND j.attempt = %s"
+
+
+def record_step(store: Store, job: Reservation, step: StepRecord) -> None:
+    """Record a step as the last statement of the caller's `atomic` block, which must end right after this call.
+
+    Raise ReservationLost if another attempt holds the job, and TransactionManagementError if the transaction is marked
+    for rollback.
+    """
+    connection = store.connection
+    connection.validate_no_broken_transaction()
+    if not run(store.alias, lambda _: store.dialect.record_step(connection, job, step, store.clock())):
+        raise ReservationLost("the job was no longer this worker's when a step ended: rolled back")
+
+
+def read_steps(store: Store, job: Reservation) -> dict[tuple[str, str], StepRecord]:
+    """Return what earlier runs of this job have committed, by name and key, without results."""
+    columns = "s.name, s.step_key, s.reached, s.done, s.total, s.is_finished"
+    sql = f"SELECT s.pushed_at <> j.created_at, j.id, {columns}{_OF_JOB}"
+    rows = select(sql, [job.jid, job.attempt], using=store.alias)
+    # On SQLite and MariaDB, a jid that is pushed again takes the row of the earlier job, with its id.
+    if any(is_of_earlier_job for is_of_earlier_job, *_ in rows):
+        run(store.alias, lambda _: forget_steps([rows[0][1]], using=store.alias))
+        return {}
+    return {
+        (name, key): StepRecord(
+            name=name, key=key, reached=reached, done=done, total=total, is_finished=bool(is_finished)
+        )
+        for _, _, name, key, reached, done, total, is_finished in rows
+    }
+
+
+def read_step_result(store: Store, job: Reservation, name: str, key: str) -> str | None:
+    """Return the result of a committed step."""
+    sql = f"SELECT s.result{_OF_JOB} AND s.name = %s AND s.step_key = %s"
+    [(result,)] = select(sql, [job.jid, job.attempt, name, key], using=store.alias)
+    return None if result is None else str(result)
+
+
+def forget_steps(job_ids: Sequence[int], *, using: str) -> None:
+    """Delete the steps of these jobs, inside the caller's transaction."""
+    Step.objects.using(using).filter(job_id__in=job_ids).delete()
+
+
+def purge(*, using: str, after: int | None = None, portion: int = PORTION) -> int | None:
+    """Delete steps whose job has no row any more, and read at most `portion` of them.
+
+    Ids of jobs are never used again. Return the id of the last job that was looked up, for the next call; None at the
+    end.
+    """
+    steps = Step.objects.using(using).filter(job_id__gt=after or 0).order_by("job_id")
+    found = read_rows(steps.values_list("job_id", flat=True)[:portion])
+    if not found:
+        return None
+    ids = set(found)
+    gone = sorted(ids - set(read_rows(Job.objects.using(using).filter(pk__in=ids).values_list("pk", flat=True))))
+
+    def verb(_: BaseDatabaseWrapper) -> None:
+        forget_steps(gone, using=using)
+
+    if gone:
+        run(using, verb)
+    return found[-1] if len(found) == portion else None
