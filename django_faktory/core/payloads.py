@@ -158,6 +158,8 @@ class Failure(msgspec.Struct, frozen=True, kw_only=True, gc=False):
     """The latest lines that the task logged; not on the wire."""
     release: str = ""
     """The project's release that the worker runs; not on the wire."""
+    has_progressed: bool = False
+    """True if the run committed a step: earlier failures and losses no longer count (ADR 0051). Not on the wire."""
 
 
 LATER = "later"
@@ -465,6 +467,7 @@ def failure(
     verdict: str = "",
     log: Sequence[str] = (),
     release: str = "",
+    has_progressed: bool = False,
 ) -> Failure:
     """Build a Failure with texts cut to the protocol's limits (W17)."""
     return Failure(
@@ -479,6 +482,7 @@ def failure(
         verdict=verdict,
         log=tuple(log),
         release=cut(release, MAX_NAME),
+        has_progressed=has_progressed,
     )
 
 
@@ -526,6 +530,7 @@ def failure_in_ascii(report: Failure) -> Failure:
         verdict=report.verdict,
         log=[*map(in_ascii, report.log)],
         release=in_ascii(report.release),
+        has_progressed=report.has_progressed,
     )
 
 

@@ -122,7 +122,10 @@ class JobColumns(JobsModel):
 
     @property
     def attempts(self) -> int:
-        """Runs that failed, lost their worker, succeeded or are in progress. Interrupted runs do not count."""
+        """Runs that failed, lost their worker, succeeded or are in progress. Interrupted runs do not count.
+
+        Neither do runs before the latest one that has ended and had committed a step (ADR 0051).
+        """
         # The column `attempt` is a fence: it grows with each claim, and begins at a number of its own in each row.
         return self.failures + self.losses + (self.state in (State.WORKING, State.SUCCEEDED))
 

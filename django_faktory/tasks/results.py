@@ -118,6 +118,8 @@ class Attempt(msgspec.Struct):
     """The latest lines that its task logged."""
     release: str = ""
     """The project's release that its worker ran, if known."""
+    progressed: bool = False
+    """True if it committed a step."""
 
     @property
     def is_interruption(self) -> bool:
@@ -270,7 +272,7 @@ def result_of(job: Job, task: Task[..., Any], *, backend: str) -> TaskResult[...
     runs = runs_of(job.history)
     failed_runs = _failed_runs(runs)
     status = STATUSES[State(job.state)]
-    wids = [attempt.wid for attempt in failed_runs]
+    wids = [attempt.wid for attempt in _failed_runs(since_progress(runs))]
     if job.wid and job.state in (State.WORKING, State.SUCCEEDED):  # in other states the last attempt is in the history
         wids.append(job.wid)
     result: JobResult[..., Any] = JobResult(
@@ -302,7 +304,8 @@ def running_result(
     failed_runs = _failed_runs(runs) if runs else []
     # A remote Faktory server reports how often a job failed, not on which worker; and histories have a maximum length.
     # Django derives the attempt from the number of worker ids, so unknown ones are filled in.
-    unknown_wids = [""] * (failures - len(failed_runs))
+    known_wids = [attempt.wid for attempt in _failed_runs(since_progress(runs))] if runs else []
+    unknown_wids = [""] * (failures - len(known_wids))
     return JobResult(
         task=task,
         id=reservation.jid,
@@ -315,7 +318,7 @@ def running_result(
         kwargs=call.kwargs,
         backend=task.backend,
         errors=[task_error(attempt) for attempt in failed_runs],
-        worker_ids=[*unknown_wids, *(attempt.wid for attempt in failed_runs), reservation.wid],
+        worker_ids=[*unknown_wids, *known_wids, reservation.wid],
     )
 
 
@@ -327,15 +330,20 @@ def runs_of(history: str) -> list[Attempt]:
         return []
 
 
+def since_progress(runs: Sequence[Attempt]) -> Sequence[Attempt]:
+    """Return the runs from the latest one on that committed a step: attempts are counted from there (ADR 0051)."""
+    return runs[max((place for place, run in enumerate(runs) if run.progressed), default=0) :]
+
+
+def attempts_of(history: str) -> list[Attempt]:
+    """Return the runs of a history that count as failed attempts; none if it cannot be parsed."""
+    return _failed_runs(since_progress(runs_of(history)))
+
+
 def log_of_success(job: Job, runs: Sequence[Attempt]) -> list[str]:
     """Return the log lines of the run that succeeded, given the runs of the job's history."""
     is_kept = job.state == State.SUCCEEDED and runs and runs[-1].kind == LOGGED
     return runs[-1].log if is_kept else []
-
-
-def attempts_of(history: str) -> list[Attempt]:
-    """Return the failed runs of a history; none if it cannot be parsed."""
-    return _failed_runs(runs_of(history))
 
 
 def failures_of(failure: str) -> int:
@@ -378,7 +386,7 @@ def _restore_options(task: Task[..., Any], job: Job, call: ParsedCall, backend: 
         return task
 
 
-def _failed_runs(runs: list[Attempt]) -> list[Attempt]:
+def _failed_runs(runs: Sequence[Attempt]) -> list[Attempt]:
     return [run for run in runs if run.has_failed]
 
 

@@ -322,6 +322,9 @@ class Execution:
         log = lines_of(self.control)  # before this worker logs the failure
         errtype = _get_error_name(error)
         message, lines = _describe_error(error), _format_backtrace(error, self._call.backtrace or 0)
+        if self.control.has_progressed:  # earlier runs no longer count, and `attempts` is the number of worker ids
+            self._failures = 0
+            del self.result.worker_ids[:-1]
         # Before `_choose_verdict` and `_choose_delay_s`: a backoff function sees this error among the result's errors.
         self.result.errors.append(task_error(Attempt(job.wid, errtype, message, lines)))
         verdict = self._choose_verdict(error)
@@ -340,6 +343,7 @@ class Execution:
             verdict=verdict,
             log=log,
             release=conf.get("RELEASE"),
+            has_progressed=self.control.has_progressed,
         )
 
     def _choose_verdict(self, error: BaseException) -> str:

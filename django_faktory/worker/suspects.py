@@ -13,7 +13,7 @@ from ..core import payloads
 from ..core.lifecycle import MAX_LOSSES, WORKER_LOST
 from ..core.payloads import LATER, Failure, Reservation, parse_instant
 from ..errors import InvalidPayload, WorkerTrouble
-from ..tasks.results import Attempt, attempts_of, runs_of
+from ..tasks.results import Attempt, attempts_of, runs_of, since_progress
 
 
 class SuspectLimits(NamedTuple):
@@ -51,7 +51,8 @@ def has_often_met(job: Reservation, trouble: type[WorkerTrouble]) -> bool:
     name = trouble.__name__
     if name not in job.history:
         return False
-    return sum(run.is_interruption and run.errtype == name for run in runs_of(job.history)) >= MOST_INTERRUPTIONS
+    runs = since_progress(runs_of(job.history))
+    return sum(run.is_interruption and run.errtype == name for run in runs) >= MOST_INTERRUPTIONS
 
 
 def wait_s(job: Reservation, *, limits: SuspectLimits = DEFAULT_SUSPECT_LIMITS) -> float:

@@ -12,8 +12,6 @@ from datetime import datetime, timedelta
 from functools import cached_property
 from typing import Any
 
-from django.db.models import F
-
 from ...core.json import jsontext
 from ...core.lifecycle import (
     ENDED,
@@ -44,7 +42,7 @@ from ..dialects.values import Ended, EndedRun, FailureColumns, RunningJob, Tally
 from ..limits import limiters
 from ..locks import locks
 from ..store import Store
-from . import history
+from . import history, steps
 
 _NO_REPORTS: Mapping[str, Interruption] = {}
 _BY_SHUTDOWN = Interruption(jid="", wid="", attempt=0, queue="", message="")
@@ -150,6 +148,8 @@ class Ending:
         """Fail locked rows: each job is retried, dead, discarded or deleted (W18)."""
         for job, failure in failed:
             self.failed.append(_ended_run(job, self.clock))
+            if failure.has_progressed:
+                _count_anew(job)
             outcome = outcome_of_failure(
                 retry=job.retry,
                 failures=job.failures,
@@ -170,14 +170,17 @@ class Ending:
     def lose(self, jobs: Sequence[Job], *, reason: str = "") -> None:
         """Take locked rows from their lost workers. Cancelled jobs are discarded."""
         self.fail([(job, _cancellation_failure(job)) for job in jobs if job.is_cancelled])
+        progressed = steps.find_progressed(jobs, using=self._store.alias)
         for job in jobs:
             if job.is_cancelled:
                 continue
+            if job.pk in progressed:
+                _count_anew(job)
             job.losses += 1
             state = outcome_of_loss(job.losses)
             cause = f": {reason}" if reason else ""
             message = f"worker {job.wid} was lost while it ran this job ({job.losses} of {MAX_LOSSES}){cause}"
-            failure = Failure(jid=job.jid, errtype=WORKER_LOST, message=message)
+            failure = Failure(jid=job.jid, errtype=WORKER_LOST, message=message, has_progressed=job.pk in progressed)
             if state is State.DEAD:
                 # A loss counts as a run only if it is the last: a job that returns to its queue was not processed.
                 self._tally += Tally(processed=1, failed=1)
@@ -199,6 +202,11 @@ class Ending:
         """
         failed = [(job, _cancellation_failure(job)) for job in jobs if job.is_cancelled]
         returned = [job for job in jobs if not job.is_cancelled]
+        progressed = steps.find_progressed(returned, using=self._store.alias)
+        for job in returned:
+            if job.pk in progressed:
+                _count_anew(job)
+                job.interruptions = 0
         if limit is not None:
             failed += [(job, interruption_failure(reports[job.jid])) for job in returned if job.interruptions >= limit]
             returned = [job for job in returned if job.interruptions < limit]
@@ -210,8 +218,11 @@ class Ending:
             self._store.jobs.filter(pk=job.pk).update(
                 **RETURNED,
                 expires_at=None,
-                interruptions=F("interruptions") + 1,
-                history=history.append_interruption(job, report, self.clock),
+                interruptions=job.interruptions + 1,
+                failures=job.failures,
+                losses=job.losses,
+                failure=job.failure,
+                history=history.append_interruption(job, report, self.clock, has_progressed=job.pk in progressed),
             )
         self._record(returned, State.ENQUEUED)
 
@@ -328,6 +339,12 @@ def _columns_to_save(jobs: Sequence[Job]) -> list[FailureColumns]:
         )
         for job in jobs
     ]
+
+
+def _count_anew(job: Job) -> None:
+    """Count from the latest run on, which committed a step: what ended earlier runs was no obstacle (ADR 0051)."""
+    job.failures = job.losses = 0
+    job.failure = ""
 
 
 def _cancellation_failure(job: Job) -> Failure:

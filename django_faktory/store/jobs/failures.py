@@ -26,7 +26,7 @@ from ..dialects.values import EndedRun
 from ..notifier.base import ANY_QUEUE
 from ..store import Store
 from ..transactions import read, run, run_each
-from . import prefetch
+from . import prefetch, steps
 from .endings import Ending
 
 logger = get_logger(__name__)
@@ -103,7 +103,9 @@ def reap(store: Store, *, limit: int = CHUNK, skip_extendable: bool = False) -> 
             logger.warning(
                 "deliveries were not confirmed (a server was killed?), jobs released jobs=%d", len(unconfirmed)
             )
-        ending.fail([(job, _expiry_failure(job)) for job in rows if job not in unconfirmed])
+        failed = [job for job in rows if job not in unconfirmed]
+        progressed = steps.find_progressed(failed, using=store.alias)
+        ending.fail([(job, _expiry_failure(job, has_progressed=job.pk in progressed)) for job in failed])
         ending.write()
         return len(rows)
 
@@ -120,9 +122,10 @@ def reserved_jobs(*, using: str) -> JobQuerySet:
     return Job.live.using(using).in_state(State.WORKING).filter(reserved_until__isnull=False)
 
 
-def _expiry_failure(job: Job) -> Failure:
+def _expiry_failure(job: Job, *, has_progressed: bool) -> Failure:
     return Failure(
         jid=job.jid,
+        has_progressed=has_progressed,
         errtype="ReservationExpired",
         message=f"worker {job.wid or 'without a wid'} did not finish within {job.reserve_for} seconds",
     )

@@ -23,7 +23,7 @@ INTERRUPTIONS_LIMIT = 10
 """Maximum interrupted runs in a history, so that frequent deployments do not push out the errors (ADR 0025)."""
 
 
-def append_interruption(job: Job, report: Interruption, now: datetime) -> str:
+def append_interruption(job: Job, report: Interruption, now: datetime, *, has_progressed: bool) -> str:
     """Return the job's history with this interrupted run appended and the oldest interruptions dropped."""
     items = _read_items(job)
     interrupted = [item for item in items if _is_interruption(item)]
@@ -36,6 +36,8 @@ def append_interruption(job: Job, report: Interruption, now: datetime) -> str:
         "message": report.summary,
         "backtrace": [],
     }
+    if has_progressed:
+        entry["progressed"] = True
     return _append([item for item in items if item not in superfluous], entry)
 
 
@@ -48,6 +50,8 @@ def append_attempt(job: Job, failure: Failure, lines: Sequence[str], now: dateti
         "message": failure.message,
         "backtrace": lines,
     }
+    if failure.has_progressed:
+        entry["progressed"] = True
     if failure.log:
         entry["log"] = failure.log
     if failure.release:  # the last member: `error_groups.read_releases` reads the end of the history only

@@ -60,6 +60,15 @@ def read_step_result(store: Store, job: Reservation, name: str, key: str) -> str
     return None if result is None else str(result)
 
 
+def find_progressed(jobs: Sequence[Job], *, using: str) -> set[int]:
+    """Return the ids of these running jobs whose current run has committed a step."""
+    # No two runs have an attempt in common (ADR 0048).
+    runs = Step.objects.using(using).filter(
+        job_id__in=[job.pk for job in jobs], attempt__in=[job.attempt for job in jobs]
+    )
+    return set(runs.values_list("job_id", flat=True)) if jobs else set()
+
+
 def forget_steps(job_ids: Sequence[int], *, using: str) -> None:
     """Delete the steps of these jobs, inside the caller's transaction."""
     Step.objects.using(using).filter(job_id__in=job_ids).delete()
