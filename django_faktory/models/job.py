@@ -302,6 +302,10 @@ class JobQuerySet(models.QuerySet["Job"]):
         """Enqueue jobs that are dead or wait for their time now; return how many."""
         return self._run_operation("requeue")
 
+    def restart(self) -> int:
+        """Enqueue jobs that are dead or wait for their time now, without their committed steps; return how many."""
+        return self._run_operation("restart")
+
     def cancel(self) -> int:
         """Drop jobs that wait, and ask the workers of running jobs to stop them; return the number of both."""
         return self._run_operation("cancel")
@@ -319,11 +323,13 @@ class JobQuerySet(models.QuerySet["Job"]):
         return self._run_operation("prune")
 
     # Not exposed on the manager, so that `Job.objects.kill()` cannot hit every job by accident.
-    retry.queryset_only = requeue.queryset_only = kill.queryset_only = True  # type: ignore[attr-defined]
-    cancel.queryset_only = discard.queryset_only = prune.queryset_only = True  # type: ignore[attr-defined]
+    retry.queryset_only = requeue.queryset_only = restart.queryset_only = True  # type: ignore[attr-defined]
+    cancel.queryset_only = kill.queryset_only = True  # type: ignore[attr-defined]
+    discard.queryset_only = prune.queryset_only = True  # type: ignore[attr-defined]
     # Templates must not call these: Django renders a method with alters_data as an empty text.
-    retry.alters_data = requeue.alters_data = kill.alters_data = True  # type: ignore[attr-defined]
-    cancel.alters_data = discard.alters_data = prune.alters_data = True  # type: ignore[attr-defined]
+    retry.alters_data = requeue.alters_data = restart.alters_data = True  # type: ignore[attr-defined]
+    cancel.alters_data = kill.alters_data = True  # type: ignore[attr-defined]
+    discard.alters_data = prune.alters_data = True  # type: ignore[attr-defined]
 
     def _run_operation(self, verb: str) -> int:
         return operations().execute(verb, self)

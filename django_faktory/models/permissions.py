@@ -20,7 +20,7 @@ from typing import Any, Protocol
 APP = "django_faktory"
 
 _VERBS: Mapping[str, str] = {
-    "job": "view add change retry requeue kill discard prune cancel",
+    "job": "view add change retry requeue restart kill discard prune cancel",
     "batch": "view retry",
     "queue": "view pause resume clear",
     "workerprocess": "view quiet terminate",
@@ -122,6 +122,7 @@ Labels = tuple[tuple[str, str], ...]
 JOB_PERMISSIONS: Labels = (
     ("retry_job", "Can retry failed jobs"),
     ("requeue_job", "Can run dead and waiting jobs now"),
+    ("restart_job", "Can start jobs over from their first step"),
     ("kill_job", "Can kill jobs"),
     ("discard_job", "Can discard jobs that are not running"),
     ("prune_job", "Can delete finished jobs"),

@@ -15,7 +15,7 @@ from django.utils.translation import override
 from .. import conf
 from ..core.lifecycle import UNFINISHED, Event, State, sources
 from ..models import Job, permissions
-from ..store.jobs import transitions
+from ..store.jobs import steps, transitions
 
 if TYPE_CHECKING:
     from django.utils.functional import _StrOrPromise, _StrPromise
@@ -26,6 +26,7 @@ class Verb(StrEnum):
 
     RETRY = "retry"
     REQUEUE = "requeue"
+    RESTART = "restart"
     CANCEL = "cancel"
     KILL = "kill"
     DISCARD = "discard"
@@ -74,6 +75,13 @@ JOB_ACTIONS: dict[str, JobAction] = {
         "Run jobs now that are dead, scheduled, or wait for a retry.",
         makes_ready=True,
     ),
+    Verb.RESTART: JobAction(
+        "job.restart", sources(Event.REQUEUE), lambda: transitions.restarted, _("Start over"), _("Started over"),
+        "Run dead, scheduled and retrying jobs now, from their first step on.",
+        _("Their committed steps are forgotten, so their effects may happen a second time. This cannot be undone."),
+        _("Start over (forget committed steps)"),
+        makes_ready=True,
+    ),
     Verb.CANCEL: JobAction(
         "job.cancel", UNFINISHED, lambda: transitions.cancelled, _("Cancel"), _("Cancelled"),
         "Remove waiting jobs, and ask workers of this package to stop running ones.",
@@ -113,10 +121,13 @@ JOB_ACTIONS: dict[str, JobAction] = {
 def get_allowed_actions(job: Job, user: permissions.HasPermissions) -> list[tuple[Verb, JobAction]]:
     """Return the actions that the user may perform on this job now.
 
-    For a failed job retry and requeue have the same effect; only retry is returned. Kill is left out for a dead job.
+    For a failed job retry and requeue have the same effect; only retry is returned. Kill is left out for a dead job, a
+    new start for a job without steps.
     """
     allowed = [verb for verb in Verb if job.state in JOB_ACTIONS[verb].states and JOB_ACTIONS[verb].is_allowed(user)]
     superfluous = {Verb.REQUEUE} if Verb.RETRY in allowed else set()
+    if Verb.RESTART in allowed and not steps.has_steps(job):
+        superfluous.add(Verb.RESTART)
     if job.state == State.DEAD:
         superfluous.add(Verb.KILL)
     return [(verb, JOB_ACTIONS[verb]) for verb in allowed if verb not in superfluous]

@@ -51,6 +51,7 @@ def test_filters_narrow_the_list_by_state_and_queue(admin_client):
         ("retry", "scheduled", "scheduled"),
         ("retry", "retries", "enqueued"),
         ("requeue", "scheduled", "enqueued"),
+        ("restart", "dead", "enqueued"),
         ("retry", "succeeded", "succeeded"),
         ("kill", "retries", "dead"),
         ("retry", "working", "working"),

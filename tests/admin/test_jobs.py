@@ -13,7 +13,7 @@ from django.utils import timezone
 
 from django_faktory.admin.jobs.bulk_views import count_jobs
 from django_faktory.core.histograms import Series
-from django_faktory.models import Batch, Job, Tracking
+from django_faktory.models import Batch, Job, Step, Tracking
 from django_faktory.models.cron import CronRun
 from django_faktory.models.job import RECENT
 from django_faktory.models.permissions import needs
@@ -211,14 +211,14 @@ def test_the_page_of_an_ended_job_shows_no_past_fact_as_present(admin_client, st
         assert present not in markup
 
 
-def test_the_page_of_a_job_takes_at_most_thirteen_queries(admin_client, django_assert_max_num_queries):
+def test_the_page_of_a_job_takes_at_most_fourteen_queries(admin_client, django_assert_max_num_queries):
     job = JobFactory(
         dead=True, bid="b-1", about="shop.order/1", lock_key="k",
         history="[" + ",".join('{"errtype":"E","message":"m","backtrace":["l"]}' for _ in range(60)) + "]",
     )  # fmt: skip
     shown = page(admin_client, "change", "", job.pk)
     assert "10 earlier attempts" in shown
-    with django_assert_max_num_queries(13):
+    with django_assert_max_num_queries(14):
         page(admin_client, "change", "", job.pk)
 
 
@@ -334,3 +334,20 @@ def test_a_search_does_not_look_for_the_first_row_without_an_order(admin_client,
     tests_of_existence = [one["sql"] for one in captured.captured_queries if 'SELECT 1 AS "a"' in one["sql"]]
     # With millions of rows PostgreSQL would read the table from its beginning; a jid has a unique index.
     assert [sql for sql in tests_of_existence if "django_faktory_job" in sql and '"jid" =' not in sql] == []
+
+
+def test_a_job_can_be_started_over_if_it_has_steps(admin_client):
+    job = JobFactory(dead=True)
+    button = f"{job.pk}/act/restart/"
+    assert button not in page(admin_client, "change", "", job.pk)
+    Step.objects.create(
+        job_id=job.pk,
+        name="a",
+        key="",
+        pushed_at=job.created_at,
+        attempt=1,
+        is_finished=True,
+        started_at=T0,
+        recorded_at=T0,
+    )
+    assert button in page(admin_client, "change", "", job.pk)

@@ -256,6 +256,7 @@ def test_an_invalid_query_text_is_rejected():
 BECOMES = {
     "retry": {"retries": "enqueued", "dead": "enqueued"},
     "requeue": {"scheduled": "enqueued", "retries": "enqueued", "dead": "enqueued"},
+    "restart": {"scheduled": "enqueued", "retries": "enqueued", "dead": "enqueued"},
     "cancel": {**dict.fromkeys(["scheduled", "enqueued", "blocked", "retries"]), "working": "working"},
     "kill": dict.fromkeys(["scheduled", "enqueued", "blocked", "retries", "dead"], "dead"),
     "discard": dict.fromkeys(["scheduled", "enqueued", "blocked", "retries", "dead"]),

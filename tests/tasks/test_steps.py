@@ -452,3 +452,18 @@ def test_the_immediate_backend_skips_committed_steps_at_a_retry():
     with override_settings(TASKS={"default": backend}), transaction.atomic():
         result = follows.enqueue()
     assert (result.return_value, marks()) == ("a", ["a"])
+
+
+def test_a_job_that_is_started_over_has_no_steps():
+    def program(context):
+        with context.step("a"):
+            mark("a")
+        raise ValueError
+
+    run(program)
+    assert Job.objects.all().restart() == 1
+    assert (Job.objects.get().state, recorded()) == ("enqueued", [])
+    work()
+    assert marks() == ["a", "a"]
+    other = follows.enqueue()
+    assert Job.objects.filter(jid=other.id).restart() == 0, "it waits for its first run"

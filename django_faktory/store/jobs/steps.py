@@ -69,6 +69,12 @@ def find_progressed(jobs: Sequence[Job], *, using: str) -> set[int]:
     return set(runs.values_list("job_id", flat=True)) if jobs else set()
 
 
+def has_steps(job: Job) -> bool:
+    """Return whether runs of this job have committed a step."""
+    steps = Step.objects.using(job._state.db).filter(job_id=job.pk, pushed_at=job.created_at)  # noqa: SLF001
+    return bool(read_rows(steps.values_list("job_id", flat=True)[:1]))
+
+
 def forget_steps(job_ids: Sequence[int], *, using: str) -> None:
     """Delete the steps of these jobs, inside the caller's transaction."""
     Step.objects.using(using).filter(job_id__in=job_ids).delete()

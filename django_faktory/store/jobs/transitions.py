@@ -28,6 +28,7 @@ from ..limits import limiters
 from ..locks import locks
 from ..store import Store
 from ..transactions import read, run
+from . import steps
 
 CHUNK = 500
 DISCARDED_FOR = timedelta(days=1)
@@ -110,6 +111,13 @@ def requeued(jobs: JobQuerySet) -> int:
     # An enqueued job becomes blocked if its lock is taken or another job is next in line for it (ADR 0015).
     locks.block_if_locked(connections[jobs.db], keyed)
     return count
+
+
+def restarted(jobs: JobQuerySet) -> int:
+    """Enqueue jobs as `requeued` does, without their committed steps; return how many changed."""
+    legal = lock_rows(jobs.in_state(*sources(Event.REQUEUE)))
+    steps.forget_steps(list(legal.values_list("pk", flat=True)), using=jobs.db)
+    return requeued(legal)
 
 
 def killed(dead_for_s: int) -> Change:

@@ -238,6 +238,7 @@ def test_a_body_longer_than_the_maximum_command_is_rejected(as_root, settings):
         ("retry", "dead", "enqueued"),
         ("retry", "scheduled", 409),
         ("requeue", "scheduled", "enqueued"),
+        ("restart", "dead", "enqueued"),
         ("requeue", "working", 409),
         ("kill", "retries", "dead"),
         ("kill", "working", 409),

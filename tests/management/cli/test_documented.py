@@ -76,6 +76,7 @@ EXAMPLES = {
     "push": ("push", add.jobtype, "1", "2"),
     "retry": ("retry", "dead"),
     "requeue": ("requeue", "dead"),
+    "restart": ("restart", "dead", "--yes"),
     "cancel": ("cancel", "enqueued", "--yes"),
     "kill": ("kill", "dead", "--yes"),
     "discard": ("discard", "dead", "--yes"),

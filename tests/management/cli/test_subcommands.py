@@ -288,7 +288,14 @@ def test_an_invalid_push_is_rejected_with_a_one_line_message(faktory, words):
 
 # --- changing jobs
 
-BECOMES = {"retry": "enqueued", "requeue": "enqueued", "kill": "dead", "discard": None, "prune": None}
+BECOMES = {
+    "retry": "enqueued",
+    "requeue": "enqueued",
+    "restart": "enqueued",
+    "kill": "dead",
+    "discard": None,
+    "prune": None,
+}
 
 
 @pytest.mark.parametrize("verb", BECOMES)

@@ -76,12 +76,14 @@ _ACTIONS = {
     "jobs partial_update": ("change_job", {"queue": "low"}),
     "jobs retry": ("retry_job", {}),
     "jobs requeue": ("requeue_job", {}),
+    "jobs restart": ("restart_job", {}),
     "jobs kill": ("kill_job", {}),
     "jobs discard": ("discard_job", {}),
     "jobs prune": ("prune_job", {}),
     "jobs cancel": ("cancel_job", {}),
     "jobs bulk_retry": ("retry_job", {"query": "dead"}),
     "jobs bulk_requeue": ("requeue_job", {"query": "scheduled"}),
+    "jobs bulk_restart": ("restart_job", {"query": "scheduled"}),
     "jobs bulk_cancel": ("cancel_job", {"query": "enqueued"}),
     "jobs bulk_kill": ("kill_job", {"query": "enqueued"}),
     "jobs bulk_discard": ("discard_job", {"query": "enqueued"}),
@@ -113,6 +115,7 @@ _ACTIONS = {
 _OTHER_KEYS = {
     "jobs kill": _READY,
     "jobs requeue": _SCHEDULED,
+    "jobs restart": _SCHEDULED,
     "jobs discard": _READY,
     "jobs cancel": _READY,
     "cron resume": {"name": "paused"},
@@ -180,7 +183,7 @@ def api_requests_of(resource):
 
 def _bulk_requests():
     """Yield bulk actions with an answer that would reveal something about the jobs."""
-    for verb in ("retry", "requeue", "cancel", "kill", "discard", "prune"):
+    for verb in ("retry", "requeue", "restart", "cancel", "kill", "discard", "prune"):
         path = reverse(f"faktory-api:jobs-bulk-{verb}")
         for body in ({"query": "dead", "dry_run": True}, *({"query": query} for query in _HIDDEN_QUERIES)):
             needs = frozenset({"view_job", f"{verb}_job"})
@@ -247,7 +250,7 @@ _FORMS = {
 }
 """Django's pages with a form that changes something; other models have none, or their pages are read-only."""
 
-_JOB_OF = {"retry": ROW, "requeue": ROW + 1, "prune": ROW}
+_JOB_OF = {"retry": ROW, "requeue": ROW + 1, "restart": ROW, "prune": ROW}
 _PAGES = {
     "overview_part": ("view_statistics", {}, ""),
     "tasks": ("view_statistics view_job", {}, ""),

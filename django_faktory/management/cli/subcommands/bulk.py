@@ -1,4 +1,4 @@
-"""Operations on sets of jobs: retry, requeue, cancel, kill, discard, prune.
+"""Operations on sets of jobs: retry, requeue, restart, cancel, kill, discard, prune.
 
 Any query can select jobs in this database. Jobs on a Faktory server are selected by what its command MUTATE supports:
 a set, and jids or one task.
@@ -47,8 +47,8 @@ def _run_operation(call: Invocation) -> int:
         raise Unsupported(
             f"{verb}: expected a query; such as {' or '.join(sorted(JOB_ACTIONS[verb].states))} for all of these"
         )
-    # MUTATE affects no running jobs, and can neither cancel jobs nor set their times: `require_alias` rejects these.
-    if call.alias is None and verb is not Verb.CANCEL and not call.options.get("per_minute"):
+    # MUTATE affects no running jobs and no steps, and cannot set times: `require_alias` rejects these.
+    if call.alias is None and verb not in (Verb.CANCEL, Verb.RESTART) and not call.options.get("per_minute"):
         return _run_on_remote_server(call, verb, query)
     using, options = call.require_alias(), call.options
     every_s = 60 / options["per_minute"] if options.get("per_minute") else 0.0
