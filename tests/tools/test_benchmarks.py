@@ -35,6 +35,7 @@ SMALL = {
     "queues": ["20"],
     "scaling": ["--nodes", "1", "--jobs", "100", "--rounds", "1", "--idle-s", "0.5", "--no-docs"],
     "server_load": ["--rounds", "1", "--jobs", "50", "--idle-s", "0.5", "--connections", "10"],
+    "steps": [],
     "traces": [],
 }
 ELSEWHERE = {"attackers", "fwp_load"}
