@@ -10,6 +10,7 @@ import pytest
 from django_faktory.core.payloads import Ack, Beat, FetchRequest, Tracked, TrackUpdate, WorkerIdentity, failure, rfc3339
 from django_faktory.errors import JobNotFound, NotUnique, UnknownWorker
 from django_faktory.models import Job, Tracking, WorkerProcess
+from django_faktory.store.statistics import counts
 from tests.factories import QueueFactory, payload
 
 ME = WorkerIdentity(wid="wid-me", hostname="localhost", pid=1, labels=("python",))
@@ -200,6 +201,20 @@ class BrokerContract:
         [answer] = broker.fail([failure(jid="unknown-job", wid=me)])
         assert isinstance(answer, JobNotFound)
         assert str(answer) == "Job not found unknown-job"
+
+    @pytest.mark.parametrize("ttl", [None, 60])
+    def test_an_ended_job_is_unknown_to_reports_whether_its_row_is_kept_or_not(self, broker, me, ttl):
+        """W16, W17: an acknowledgement is late, a failure is refused."""
+        broker.push([payload(result_ttl=ttl)])
+        [got] = self.fetch(broker)
+        report = Ack(jid=got.jid, wid=me, attempt=got.attempt)
+        broker.ack([report])
+        late = counts.read(using="default").totals["late"]
+        assert broker.ack([report]) == broker.ack([Ack(jid="unknown-job", wid=me)])
+        assert counts.read(using="default").totals["late"] == late + 2
+        [answer] = broker.fail([failure(jid=got.jid, wid=me, attempt=got.attempt)])
+        assert str(answer) == f"Job not found {got.jid}"
+        assert list(Job.objects.values_list("state", "failures")) == ([("succeeded", 0)] if ttl else [])
 
     def test_acknowledging_an_unknown_jid_changes_nothing(self, broker, me):
         broker.push([payload()])
