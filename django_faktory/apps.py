@@ -52,9 +52,9 @@ class FaktoryConfig(AppConfig):
             resume=bulk.resume,
         )
         hooks.install(operations)
-        # Not a migration: tables are also created by `migrate --run-syncdb`, `MIGRATE: False`, `pytest --nomigrations`
+        # Not migrations: tables are also created by `migrate --run-syncdb`, `MIGRATE: False`, `pytest --nomigrations`
         # and, for tenants, `migrate_schemas`.
-        post_migrate.connect(_install_functions, sender=self)
+        post_migrate.connect(_complete_tables, sender=self)
 
 
 def _check_drivers() -> None:
@@ -69,16 +69,17 @@ def _check_drivers() -> None:
             raise ImproperlyConfigured(explain_missing(f"DATABASES[{alias!r}]", *_DRIVERS[engine])) from error
 
 
-def _install_functions(using: str, **_: Any) -> None:
-    """Install the triggers, and the stored functions of PostgreSQL, in a database that has the tables."""
+def _complete_tables(using: str, **_: Any) -> None:
+    """Partition the history, install triggers, and functions of PostgreSQL, in a database that has the tables."""
     from .models import History, Job
-    from .store.dialects import triggers
+    from .store.dialects import dialect_of, triggers
     from .store.dialects.postgresql import functions
     from .store.statistics import deltas
 
     connection = connections[using]
     if not triggers.has_tables(connection):
         return
+    dialect_of(connection).partitions.convert(connection)  # before it has triggers
     try:
         if connection.vendor == "postgresql":
             functions.install(connection)

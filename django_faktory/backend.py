@@ -306,7 +306,7 @@ def _get_job(jid: object) -> Job:
     # PostgreSQL raises for a NUL, which is not printable.
     if isinstance(jid, str) and MIN_JID <= len(jid) <= MAX_NAME and jid.isprintable():
         alias = conf.get("DATABASE")
-        row = run(alias, lambda _: Job.objects.using(alias).latest_of(jid), atomic=False)
+        row = run(alias, lambda _: Job.objects.using(alias).readable().latest_of(jid), atomic=False)
         if row is not None:
             return row
     raise TaskResultDoesNotExist(

@@ -417,6 +417,11 @@ SETTINGS: dict[str, Setting] = {
         _seconds(0),
         "Seconds that a dead job is kept.",
     ),
+    "EXPORT_HISTORY": Setting(
+        "",
+        Rule('the dotted path of a function that takes a day and a queryset of jobs, or ""', _is_function_path),
+        "Called with ended jobs before they are deleted, as `function(day, rows)`; it may get the same rows again.",
+    ),
     "BATCH_TTL": Setting(
         7 * 86_400,
         _seconds(0),

@@ -77,7 +77,7 @@ def _sources():
         labels.append(config.label)
         paths.update(Path(config.path).glob("migrations/*.py"))
         paths.update(Path(config.path).glob("store/dialects/postgresql/functions/*"))
-        paths.update(Path(config.path).glob("store/dialects/*.py"))  # the triggers
+        paths.update(Path(config.path).glob("store/dialects/**/*.py"))  # triggers and partitions
     for model in apps.get_models(include_auto_created=True):
         options = model._meta
         parts = [*options.local_fields, *options.local_many_to_many, *options.indexes, *options.constraints]

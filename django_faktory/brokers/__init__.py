@@ -6,6 +6,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Collection
+from datetime import date
 from functools import lru_cache
 from typing import TYPE_CHECKING, Any
 
@@ -93,7 +94,14 @@ def _store_options() -> dict[str, Any]:
         "max_interruptions": conf.get("MAX_INTERRUPTIONS"),
         "worker_timeout_s": conf.get("WORKER_TIMEOUT"),
         "commit_within_s": conf.get("BATCH_COMMIT_WITHIN"),
+        "result_ttl_s": conf.get("RESULT_TTL"),
+        "export": _export if conf.get("EXPORT_HISTORY") else None,
     }
+
+
+def _export(day: date | None, rows: Any) -> object:
+    # Imported by the call: an error in that module is one of the export, and must not stop pushes.
+    return import_string(conf.get("EXPORT_HISTORY"))(day, rows)
 
 
 def configured_locket() -> Locket:

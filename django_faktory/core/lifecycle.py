@@ -6,6 +6,7 @@ No other module defines a transition. Source: the protocol specification, "Work 
 
 from __future__ import annotations
 
+from datetime import date
 from enum import StrEnum
 from random import Random
 from typing import NamedTuple
@@ -14,6 +15,8 @@ from ..errors import InvalidTransition
 
 DEAD_FOR_S = 180 * 86_400
 """Seconds a dead job is kept: 180 days."""
+KEPT = date(1970, 1, 1)
+"""Day of ended jobs that are deleted one by one: those that stay much longer than others of their day (ADR 0049)."""
 CLAIMS_OF_ROW = 1 << 20
 """Distance between the attempts of two rows: the first claim of a row has its id times this, plus one.
 

@@ -250,7 +250,7 @@ class Migration(migrations.Migration):
                 ('limiter', models.BigIntegerField(help_text='The limiter that blocks it, or that unblocked it.', null=True)),
                 ('permits', django_faktory.models.fields.ExactCharField(help_text='The limiters it holds permits of; empty: claimed, without permits yet; NULL: it needs none.', max_length=64, null=True)),
                 ('unique_key', django_faktory.models.fields.ExactCharField(help_text='Key that no other job may have meanwhile (W27).', max_length=64, null=True)),
-                ('day', models.DateField(help_text='Day at whose end its retention begins: that of its end, or an earlier one.')),
+                ('day', models.DateField(help_text='Day with whose rows it leaves: that of its end, or an earlier one.')),
             ],
             options={
                 'default_permissions': (),

@@ -3,13 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from datetime import UTC
 from typing import Any, ClassVar
 
 from django.db import models
 from django.db.models import Q
 
-from ..core.lifecycle import ENDED
+from ..core.lifecycle import ENDED, KEPT
 from .constraints import OneOf
 from .indexes import HotIndex, PartialIndex
 from .job_columns import JobColumns
@@ -20,7 +19,7 @@ _DROPPED = Q(state__in=["discarded", "expired"])
 class History(JobColumns):
     """A job that has succeeded, was discarded or has expired. Its row keeps the id that it had in the table of jobs."""
 
-    day = models.DateField(help_text="Day at whose end its retention begins: that of its end, or an earlier one.")
+    day = models.DateField(help_text="Day with whose rows it leaves: that of its end, or an earlier one.")
 
     class Meta:
         default_permissions = ()
@@ -44,8 +43,5 @@ class History(JobColumns):
     def copy(cls, jobs: Sequence[Any], *, using: str) -> None:
         """Insert rows with the values of these jobs."""
         names = [field.attname for field in JobColumns._meta.local_fields]  # noqa: SLF001  (documented)
-        rows: list[Any] = [
-            cls(id=job.pk, day=job.finished_at.astimezone(UTC).date(), **{name: getattr(job, name) for name in names})
-            for job in jobs
-        ]
+        rows: list[Any] = [cls(id=job.pk, day=KEPT, **{name: getattr(job, name) for name in names}) for job in jobs]
         cls.objects.using(using).bulk_create(rows, batch_size=500)

@@ -87,6 +87,10 @@ class JobQuerySet(models.QuerySet["Job"]):
     def __init__(self, model: Any = None, query: Any = None, using: str | None = None, hints: Any = None) -> None:
         super().__init__(model, query or JobQuery(model), using, hints)
 
+    def readable(self) -> Self:
+        """Leave out jobs whose retention is over: their rows may stay until their whole day leaves (ADR 0049)."""
+        return self.filter(Q(purge_at=None) | Q(purge_at__gte=Now()))
+
     def latest_of(self, jid: str) -> Job | None:
         """Return the job with this jid, or the one of its last run that has ended; None if there is none."""
         return self.filter(jid=jid).order_by("-pk").first()  # a live job is always the latest

@@ -171,6 +171,13 @@ KINDS = {
         resource="batch",
         nameless_text=_("A batch cannot finish"),
     ),
+    alarm_records.FAILED_EXPORT: AlarmKind(
+        _("The export of ended jobs fails"),
+        _(
+            "EXPORT_HISTORY raises an error, which the log has. The jobs stay until they are exported, but not longer "
+            "than 7 days."
+        ),
+    ),
     "slow-database": AlarmKind(
         _("The database needs %(milliseconds)s ms for an empty statement"),
         _("Each job needs several statements, so all jobs are slow. Look at the load of the database and the network."),
@@ -509,6 +516,12 @@ def _time_round_trip(using: str) -> float:
         return time.perf_counter() - begun
 
 
+def _find_failed_export(reading: Reading) -> Iterator[Alarm]:
+    since = alarm_records.read_failed_export(using=reading.using)
+    if since is not None:
+        yield _alarm(alarm_records.FAILED_EXPORT, "", since, 1)
+
+
 CHECKS: tuple[Check, ...] = (
     _find_no_workers,
     _find_unserved_queues,
@@ -523,5 +536,6 @@ CHECKS: tuple[Check, ...] = (
     _find_paused_tasks,
     _find_late_queues,
     _find_stuck_batches,
+    _find_failed_export,
     _find_slow_database,
 )

@@ -33,6 +33,7 @@ from ..store.limits import limiters
 from ..store.locks import backfill, locks
 from ..store.maintenance import due
 from ..store.maintenance.pending_work import PendingWork, find_pending_work
+from ..store.maintenance.retention import Retention
 from ..store.maintenance.turns import LEASE_S, NodeTurns
 from ..store.maintenance.vacuum import Vacuumer
 from ..store.outages import of_this_node
@@ -101,6 +102,9 @@ VANISHED_S = 10.0
 ON_DEMAND = math.inf
 """Interval of steps that run only when the query for pending work finds something, on any node."""
 
+STOP_S = 2.0
+"""Seconds that a stopping node waits for retention, which is safe to kill."""
+
 LONGEST_STEP_S = LEASE_S
 """Timeout in seconds for each transaction of a step."""
 
@@ -163,6 +167,7 @@ class Maintenance(Loop):
         self._folded_until: datetime | None = None
         self._skip_limiters_until = self._fold_at = 0.0
         self._vacuumer = Vacuumer(alias)
+        self._retention = Retention(self._store)
         self._round_at = self._success_at = time.monotonic()
         self._steps = self._all_steps()
         self._turns = NodeTurns([WATCH, *(step.name for step in self._steps if step.has_turn)], using=alias)
@@ -197,6 +202,7 @@ class Maintenance(Loop):
             Step("dead rows", 10.0, self._vacuumer.start_if_due),
             Step("purge", 60.0, lambda: due.purge(store) == due.CHUNK),
             Step("steps", 600.0, lambda: self._continue("steps", steps.purge)),
+            Step("history", 60.0, self._retention.start_if_due),
             Step("tracking", 60.0, lambda: tracking.purge_tracking(store) == tracking.CHUNK),
             Step("batches", 60.0, self._maintain_batches),
             Step("measures", 600.0, self._purge_histograms),
@@ -217,6 +223,7 @@ class Maintenance(Loop):
             if not self._stopping.is_set():
                 self._alarm.wait(sleep_s)
         self._run_guarded("turns", self._turns.give_back)
+        self._retention.join(STOP_S)
         connections[self.alias].close()
 
     def _round(self) -> float:
@@ -308,6 +315,7 @@ class Maintenance(Loop):
         for step in self._steps:
             while step.run():
                 pass
+        self._retention.join(LONGEST_STEP_S)
 
     def _run_guarded(self, name: str, work: Callable[[], R]) -> R | None:
         """Return the result of `work`, or None after an error, which is logged."""

@@ -26,6 +26,8 @@ LOST_SHOWN_S = 3600.0
 MAX_LOST = 100
 """Number of records of lost workers that one read returns."""
 
+FAILED_EXPORT = "failed-export"
+
 MAX_JOBS = 50
 """Jobs of a lost worker that its record names."""
 
@@ -84,6 +86,25 @@ def purge_lost(*, using: str) -> int:
         kind=LOST_WORKER, way="", began_at__lt=Now() - timedelta(seconds=2 * LOST_SHOWN_S)
     )
     return run(using, lambda _: outdated.delete()[0], atomic=False, writes=True)
+
+
+def record_failed_export(*, using: str) -> None:
+    """Record that the export of ended jobs fails. Safe to repeat."""
+    record = AlarmRecord(kind=FAILED_EXPORT)
+    records = AlarmRecord.objects.using(using)
+    run(using, lambda _: records.bulk_create([record], ignore_conflicts=True), atomic=False, writes=True)
+
+
+def forget_failed_export(*, using: str) -> None:
+    """Record that the export works again."""
+    failed = AlarmRecord.objects.using(using).filter(kind=FAILED_EXPORT, way="")
+    run(using, lambda _: failed.delete(), atomic=False, writes=True)
+
+
+def read_failed_export(*, using: str) -> datetime | None:
+    """Return since when the export of ended jobs fails; None if it does not."""
+    failed = AlarmRecord.objects.using(using).filter(kind=FAILED_EXPORT, way="")
+    return next(iter(read(failed.values_list("began_at", flat=True))), None)
 
 
 def claim_message(

@@ -6,17 +6,18 @@ Functions that run inside an open transaction take its connection instead, and r
 from __future__ import annotations
 
 from collections.abc import Callable, Collection, Iterable
-from datetime import datetime
+from datetime import date, datetime
 from functools import cached_property, partial
 from random import Random
 
 from django.db import connections, transaction
 from django.db.backends.base.base import BaseDatabaseWrapper
+from django.db.models import QuerySet
 
 from ..core.histograms import JobTiming, Recorder
 from ..core.lifecycle import DEAD_FOR_S
 from ..core.payloads import Reservation
-from ..models import Job, JobQuerySet
+from ..models import History, Job, JobQuerySet
 from . import notifier
 from .dialects import clock_of, dialect_of
 from .dialects.base import DELIVERY_LEASE_S, Dialect
@@ -26,6 +27,9 @@ from .jobs.unanswered_claims import ClaimNumbers
 from .transactions import after_commit
 
 _RNG = Random()
+
+Export = Callable[[date | None, QuerySet[History]], object]
+"""Receives the rows of a day before they are deleted; without a day, rows that leave one by one."""
 
 
 class Store:
@@ -48,6 +52,8 @@ class Store:
         commit_within_s: float = 1800.0,
         announce: Callable[[str, Collection[str]], None] = notifier.announce,
         recorder: Recorder | None = None,
+        export: Export | None = None,
+        result_ttl_s: float = 86_400,
     ) -> None:
         self.alias = alias
         self.clock: Callable[[], datetime | None] = lambda: now
@@ -62,6 +68,8 @@ class Store:
         self.bounds = Bounds()
         self._announce = announce
         self._recorder = recorder
+        self.export = export
+        self.result_ttl_s = result_ttl_s
 
     @property
     def connection(self) -> BaseDatabaseWrapper:

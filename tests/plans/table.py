@@ -71,7 +71,7 @@ def fill(first, last, *, total, dues=60):
     # Those that have ended for good are in a table of their own.
     ended = _FILL.replace(
         f"django_faktory_job ({COLUMNS})\nSELECT",
-        f"django_faktory_history (id, day, {COLUMNS})\nSELECT {_ID}, now::date,",
+        f"django_faktory_history (id, day, {COLUMNS})\nSELECT {_ID}, '1970-01-01',",
     )
     with connection.cursor() as cursor:
         for text in (f"{_FILL} WHERE NOT {_ENDED}", f"{ended} WHERE {_ENDED}"):

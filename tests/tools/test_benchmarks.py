@@ -28,6 +28,7 @@ SMALL = {
     "gearmonkey": [],
     "growth": ["--backlog", "500", "--rounds", "1", "--jobs", "100"],
     "held": ["--log", "100", "--late", "1", "--held-s", "0.1", "--info", "150", "--snapshot-s", "1", "--offered", "4"],
+    "history": ["--retention", "1000", "--midnight", "2", "--push", "40", "--jobs", "10"],
     "limits": ["--jobs", "20", "--held", "50"],
     "locks": ["--hot", "20", "--locked", "50"],
     "mutate": ["500"],

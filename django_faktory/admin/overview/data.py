@@ -298,6 +298,7 @@ _LINKS: dict[str, Callable[[str], str]] = {
     "cron-never-runs": lambda _: _list_url("cronentry", state="never runs"),
     "cron-overdue": lambda _: _list_url("cronentry"),
     "outbox-refused": lambda _: _list_url("outboxentry", error__isempty="0"),
+    "failed-export": lambda _: jobs_link(state="succeeded"),
     "slow-database": lambda _: _list_url("workerprocess"),
 }
 """The page that explains an alarm, from its kind and its subject."""

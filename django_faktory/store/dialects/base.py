@@ -22,6 +22,7 @@ from ...core.payloads import Ack, Delivery, JobPayload, Reservation, StepRecord
 from ..chunks import chunks
 from .bounds import Bounds
 from .job_columns import NewRow
+from .partitions import Partitions
 from .values import (
     TOTALS,
     AckResult,
@@ -98,6 +99,8 @@ class Dialect(ABC):
 
     Each takes an open connection or cursor, and is one transaction or part of the caller's.
     """
+
+    partitions: Partitions = Partitions()
 
     plain_lock = ""
     """SQL to append to a SELECT to lock its rows; empty if the database has no row locks."""
@@ -404,7 +407,7 @@ class Dialect(ABC):
             return 0
         adapt = cursor.db.ops.adapt_datetimefield_value
         values = {**_NOTHING_HELD, "state": str(state), "finished_at": ended_at, **values}
-        values["day"] = ended_at.astimezone(UTC).date()
+        values.setdefault("day", self.day_of(ended_at))
         # By name: programs without models import the dialects too.
         fields = apps.get_model("django_faktory.Job")._meta.concrete_fields  # noqa: SLF001  (documented)
         parts = {str(field.column): Sql(str(field.column), []) for field in fields}
@@ -417,6 +420,10 @@ class Dialect(ABC):
             [*(param for _, params in parts.values() for param in params), *ids],
         )
         return self.delete(cursor, ids)
+
+    def day_of(self, ended_at: datetime) -> object:
+        """Return the day of a row of the history."""
+        return ended_at.astimezone(UTC).date()
 
     @abstractmethod
     def after(self, moment: str, seconds: str) -> str:

@@ -14,9 +14,12 @@ from django.db import OperationalError
 from django.db.backends.base.base import BaseDatabaseWrapper
 from django.db.backends.utils import CursorWrapper
 
+from ...core.lifecycle import KEPT, State
+from ..database_errors import error_code
 from .base import DELTA, JOB, insert_sql, marks, utc
 from .idle_sessions import is_readable
 from .job_columns import replaceable
+from .mariadb_partitions import MariadbPartitions
 from .portable import PortableDialect
 
 LEAST_WAIT_S = 0.1
@@ -30,6 +33,8 @@ RESERVED = 1024
 
 _max_packets: WeakKeyDictionary[Any, int] = WeakKeyDictionary()
 
+NO_PARTITION = 1526
+
 CLAIMED_WITHIN_S = 0.1
 """Time in seconds within which a running claim is expected to end."""
 
@@ -41,6 +46,7 @@ class MariadbDialect(PortableDialect):
     last.
     """
 
+    partitions = MariadbPartitions()
     skip_lock = " FOR UPDATE SKIP LOCKED"
     plain_lock = " FOR UPDATE"
     # MySQL deprecates VALUES() in favour of an alias for the new row, which MariaDB does not have.
@@ -81,6 +87,17 @@ class MariadbDialect(PortableDialect):
         """
         cursor.execute(f"DELETE FROM {JOB} WHERE id IN ({marks(ids)}) LIMIT {len(ids)}", ids)
         return int(cursor.rowcount)
+
+    def keep(
+        self, cursor: CursorWrapper, ids: Sequence[int], state: State, ended_at: datetime, **values: object
+    ) -> int:
+        try:
+            return super().keep(cursor, ids, state, ended_at, **values)
+        except OperationalError as error:
+            if error_code(error) != NO_PARTITION:
+                raise
+        # No server has added days for weeks.
+        return super().keep(cursor, ids, state, ended_at, day=KEPT, **values)
 
     has_lock_wait = True
 

@@ -34,7 +34,7 @@ def read_statuses(jids: Collection[str], *, using: str) -> list[JobStatus]:
         tracked = Tracking.objects.using(using).filter(jid__in=chunk).values_list("jid", "percent")
         percents = dict(_fetch(tracked))
         # The last of a jid is its latest run, or the job that has not ended.
-        rows = Job.objects.using(using).filter(jid__in=chunk).order_by("pk")
+        rows = Job.objects.using(using).readable().filter(jid__in=chunk).order_by("pk")
         columns = {row[0]: row for row in _fetch(rows.values_list("jid", "state", "result", "errtype", "failure"))}
         for jid, state, result, errtype, failure in columns.values():
             is_over = state in FINISHED

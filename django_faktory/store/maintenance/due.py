@@ -13,14 +13,15 @@ from django.db.models import QuerySet
 from django.db.models.functions import Now
 
 from ...core.json.fields import later
-from ...core.lifecycle import DELAYED, ENDED, FINISHED, GONE, Event, State, sources
-from ...models import History, Job, JobQuerySet
+from ...core.lifecycle import DELAYED, FINISHED, GONE, Event, State, sources
+from ...models import Job, JobQuerySet
 from ..batches import progress
 from ..deletion import delete_locked
 from ..limits import limiters
 from ..locks import locks
 from ..store import Store
 from ..transactions import read, run
+from . import retention
 
 CHUNK = 500
 CLEAR_PORTION = 20
@@ -135,8 +136,11 @@ def _clear_expiries(store: Store, *, chunk_size: int = CHUNK, max_chunks: int = 
 
 
 def purge(store: Store, *, limit: int = CHUNK) -> int:
-    """Delete at most `limit` dead and `limit` ended jobs after their retention; return the larger of both numbers."""
-    return max(_purge_dead(store, limit), _purge_history(store, limit))
+    """Delete at most `limit` dead jobs after their retention, and `limit` ended ones that leave one by one.
+
+    Return the larger of both numbers.
+    """
+    return max(_purge_dead(store, limit), retention.purge(store, limit=limit))
 
 
 def _purge_dead(store: Store, limit: int) -> int:
@@ -160,14 +164,3 @@ def _purge_dead(store: Store, limit: int) -> int:
         return deleted
 
     return run(store.alias, verb)
-
-
-def _purge_history(store: Store, limit: int) -> int:
-    """Delete rows of the history, which nothing changes any more: no row needs a lock."""
-    due = History.objects.using(store.alias).filter(purge_at__lt=store.clock() or Now()).order_by("purge_at")
-    # Without partial indexes that of `purge_at` begins with the state.
-    parts = [due] if _is_partial(store.alias) else [due.filter(state=str(state)) for state in sorted(ENDED)]
-    ids: list[int] = []
-    for part in parts:
-        ids += read(part.values_list("pk", flat=True)[: limit - len(ids)])
-    return run(store.alias, lambda _: History.objects.using(store.alias).filter(pk__in=ids).delete()[0]) if ids else 0

@@ -59,14 +59,11 @@ def subtract(connection: BaseDatabaseWrapper, kinds: Collection[str]) -> None:
     _add(connection, sql, kinds)
 
 
-def forget_day(connection: BaseDatabaseWrapper, day: date) -> None:
-    """Set the numbers of ended jobs of this day to 0: for whoever drops its rows without deleting them one by one.
-
-    Call it in the transaction that drops them.
-    """
+def forget_days(connection: BaseDatabaseWrapper, first: date, end: date) -> None:
+    """Set the numbers of ended jobs of these days to 0: their rows were not deleted one by one."""
     numbers = dialect_of(connection).current_deltas
-    sql = f"SELECT kind, name, -SUM(amount) FROM {numbers} AS d WHERE kind IN ({marks(ENDED)}) AND name = %s"
-    _add(connection, f"{sql} GROUP BY kind, name", [*map(str, ENDED), day.isoformat()])
+    sql = f"SELECT kind, name, -SUM(amount) FROM {numbers} AS d WHERE kind IN ({marks(ENDED)}) AND name >= %s"
+    _add(connection, f"{sql} AND name < %s GROUP BY kind, name", [*map(str, ENDED), first.isoformat(), end.isoformat()])
 
 
 def _add(connection: BaseDatabaseWrapper, sql: str, values: Collection[str]) -> dict[tuple[str, str], int]:

@@ -155,7 +155,7 @@ def test_the_comparison_is_not_a_query_of_the_project(django_assert_num_queries)
 
 def test_a_database_without_the_tables_gets_no_function():
     execute("CREATE SCHEMA elsewhere; SET LOCAL search_path TO elsewhere")
-    apps._install_functions("default")
+    apps._complete_tables("default")
     assert execute("SELECT 1 FROM pg_proc WHERE pronamespace = 'elsewhere'::regnamespace") == []
 
 
@@ -176,7 +176,7 @@ def test_a_role_without_the_right_to_create_gets_one_line():
     execute("CREATE ROLE faktory_lesser; GRANT SELECT ON ALL TABLES IN SCHEMA public TO faktory_lesser")
     execute("REVOKE CREATE ON SCHEMA public FROM PUBLIC; SET LOCAL ROLE faktory_lesser")
     with pytest.raises(CommandError, match=r"permission denied for schema public; .* CREATE") as caught:
-        apps._install_functions("default")
+        apps._complete_tables("default")
     assert "\n" not in str(caught.value)
 
 

@@ -16,7 +16,7 @@ from django.db.backends.utils import CursorWrapper
 from ....core.payloads import Ack, Delivery, Reservation, StepRecord
 from ....errors import ReservationLost
 from ...database_errors import error_code
-from ..base import JOB, LIMIT, Dialect, OrderedJobs
+from ..base import JOB, LIMIT, Dialect, OrderedJobs, Sql
 from ..bounds import Bounds
 from ..cursor_hooks import has_own_cursor
 from ..idle_sessions import was_ended
@@ -27,6 +27,7 @@ from .failures import READ, lock_failed_calls, save_calls
 from .jobs import NOT_HELD, claim_calls, end_call, read_ends
 from .lock_handoff import LockHandoff
 from .loop_connection import PostgresqlLoopConnection
+from .partitions import PostgresqlPartitions
 from .pipeline import Rows, has_psycopg3
 from .pooler import is_pooled
 from .prepared import Call, can_join, execute_and_commit, execute_on, keeps_session
@@ -77,6 +78,7 @@ WHERE datname = current_database() AND datconnlimit >= 0 AND NOT rolsuper"""
 class PostgresqlDialect(Dialect):
     """Dialect in which an operation, or a whole exchange, is one message to the server."""
 
+    partitions = PostgresqlPartitions()
     supports_lock_handoff = True
     claims_in_turn = True
     supports_prefetch = True
@@ -317,6 +319,9 @@ class PostgresqlDialect(Dialect):
         if ended:
             ids, results = [row_id for row_id, _, _ in ended], [ack.result for _, ack, _ in ended]
             cursor.execute("SELECT faktory_keep_1(%s::bigint[], %s::text[], %s)", [ids, results, now])
+
+    def day_of(self, ended_at: datetime) -> object:
+        return Sql("(SELECT day FROM faktory_day_1(%s) AS today (day))", [ended_at])
 
     def after(self, moment: str, seconds: str) -> str:
         return f"({moment} + make_interval(secs => {seconds}))"
