@@ -71,7 +71,7 @@ def end(**columns):
     reports = json.dumps([{"jid": jid, "wid": "w1", "attempt": 1, "result": "1"} for jid in held()])
     for column, value in columns.items():
         execute(f"UPDATE django_faktory_job SET {column} = {value} WHERE state = 'working'")
-    return function("faktory_end_1"), [reports, 5, ["row-40"], 1, None, False]
+    return function("faktory_end_1"), [reports, 5, ["row-40"], None, False]
 
 
 PARTS = [
@@ -109,13 +109,13 @@ def hot(state="blocked"):
 
 def hand_off():
     """End the holder of a lock for which two other jobs wait."""
-    values = [hot(), "w1", 1, None, ["hot"], "w1", 1, 1, 60.0, None, 60.0, None]
+    values = [hot(), "w1", 1, None, ["hot"], "w1", 1, 60.0, None, 60.0, None]
     return function("faktory_hand_off_1"), values
 
 
 def end_hot():
     reports = json.dumps([{"jid": hot(), "wid": "w1", "attempt": 1, "result": "1"}])
-    return function("faktory_end_1"), [reports, 1, None, 1, None, False]
+    return function("faktory_end_1"), [reports, 1, None, None, False]
 
 
 def claim_hot(*, is_free):
