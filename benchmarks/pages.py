@@ -70,7 +70,7 @@ FROM (SELECT n, {STATES} AS state, {TASK} AS task, {QUEUE} AS queue,
   LATERAL (SELECT state IN ('dead', 'succeeded', 'discarded', 'expired') AS has_ended) AS ended"""
 ENDED = "state IN ('succeeded', 'discarded', 'expired')"
 HISTORY_ROWS = JOB_ROWS.replace("django_faktory_job (", "django_faktory_history (id, day, ").replace(
-    "SELECT 'job-'", "SELECT nextval(pg_get_serial_sequence('django_faktory_job', 'id')), born::date, 'job-'", 1
+    "SELECT 'job-'", "SELECT nextval(pg_get_serial_sequence('django_faktory_job', 'id')), '1970-01-01', 'job-'", 1
 )
 CHUNK = 250_000
 

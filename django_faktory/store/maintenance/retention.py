@@ -109,7 +109,8 @@ class Retention:
             if one.end <= today and not one.is_kept and not one.is_detaching:
                 self._retire(one)
         for name in partitions.find_detached(connection):
-            self._log(name, "a detached partition has jobs, attach it again or drop it table=%s", name)
+            if self._is_new(name):
+                logger.warning("a detached partition has jobs, attach it again or drop it table=%s", name)
 
     def _change(self, what: str, day: date, change: Callable[[], object]) -> bool | None:
         """Make one change; return whether it was made, None if a lock prevents it. The next round tries it again."""
@@ -118,14 +119,20 @@ class Retention:
         except Error as error:
             if error_code(error) in LOCK_TIMEOUTS:
                 return None
-            text = "cannot change the partitions of the history, its jobs leave by rows change=%s day=%s error=%s"
-            self._log(first_line(error), text, what, day, first_line(error))
+            if self._is_new(first_line(error)):
+                logger.warning(
+                    "cannot change the partitions of the history, its jobs leave by rows change=%s day=%s error=%s",
+                    what,
+                    day,
+                    first_line(error),
+                )
             return False
 
-    def _log(self, key: str, text: str, *values: object) -> None:
-        if key not in self._logged:
-            self._logged.add(key)
-            logger.warning(text, *values)
+    def _is_new(self, reason: str) -> bool:
+        """Return whether no line was logged for this reason yet."""
+        is_new = reason not in self._logged
+        self._logged.add(reason)
+        return is_new
 
     def _retire(self, partition: Partition) -> None:
         """Empty the partition if all its rows are due; otherwise delete those that have been due for long."""
