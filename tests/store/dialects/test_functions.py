@@ -7,7 +7,7 @@ import pytest
 from django.core.management import CommandError, call_command
 from django.db import connection, connections, transaction
 
-from django_faktory import apps
+from django_faktory import __version__, apps
 from django_faktory.core.payloads import new_job
 from django_faktory.errors import FunctionsMissing
 from django_faktory.models import Job
@@ -45,6 +45,16 @@ def change():
     execute(functions.read()[PUSH].text.replace("BEGIN\n", "BEGIN -- changed\n", 1))
 
 
+def install_version(number):
+    """Install another text of another version."""
+    text = functions.read()[PUSH].text.replace("BEGIN\n", "BEGIN -- changed\n", 1)
+    execute(text.replace(f"-- {__version__} ", f"-- {number} ", 1))
+
+
+def install_older():
+    install_version("0.9.10")
+
+
 def change_option():
     text = Path(functions.__file__).with_name("push.sql").read_text(encoding="utf-8")
     [changed] = functions.parse(text.replace("LANGUAGE plpgsql\n", "LANGUAGE plpgsql SET jit = on\n", 1))
@@ -66,12 +76,24 @@ def replace_by_procedure():
     execute(f"CREATE PROCEDURE {PUSH} (what int) LANGUAGE sql AS 'SELECT 1'")
 
 
-@pytest.mark.parametrize("spoil", [drop, change, change_option, add_parameter, change_result, replace_by_procedure])
+@pytest.mark.parametrize(
+    "spoil", [drop, change, install_older, change_option, add_parameter, change_result, replace_by_procedure]
+)
 def test_migrate_installs_what_is_missing_or_differs(spoil):
     spoil()
     assert functions.find_outdated(connection) == [PUSH]
     call_command("migrate", verbosity=0)
     assert functions.find_outdated(connection) == []
+    assert calls.call(connection, PUSH, NOTHING) == []
+
+
+def test_migrate_leaves_what_a_newer_release_has_installed():
+    """A node of the older release may start, or migrate again, beside nodes of the newer one."""
+    install_version("10.0.0")
+    execute("CREATE FUNCTION faktory_push_2 () RETURNS int LANGUAGE sql AS 'SELECT 2'")
+    call_command("migrate", verbosity=0)
+    assert execute(f"SELECT prosrc LIKE '%BEGIN -- changed%' FROM pg_proc WHERE proname = '{PUSH}'") == [(True,)]
+    assert execute("SELECT faktory_push_2()") == [(2,)]
     assert calls.call(connection, PUSH, NOTHING) == []
 
 

@@ -3,7 +3,7 @@
 Each `.sql` file of this folder creates the functions of one subject, each before the functions that it calls. They are
 installed after `migrate` (`install`), in the schema of the tables, and find the tables by the caller's `search_path`.
 What is installed is compared by its text, so that no number has to be raised with a change, and a restored dump needs
-nothing.
+nothing. A text of a newer release is left as it is: a function that does something else has another name.
 """
 
 from __future__ import annotations
@@ -11,6 +11,7 @@ from __future__ import annotations
 import functools
 import hashlib
 import re
+import sys
 from collections.abc import Iterator
 from pathlib import Path
 from typing import NamedTuple
@@ -23,8 +24,10 @@ from .....errors import FunctionsMissing
 from ....database_errors import error_code, first_line
 from ...base import JOB
 
+# Not imported: on use, the package root imports modules that import this one.
+_VERSION: str = sys.modules[__name__.partition(".")[0]].__version__
 _HEADER = re.compile(r"CREATE OR REPLACE FUNCTION (?P<name>\w+) \((?P<parameters>.*?)\)\s*RETURNS", re.DOTALL)
-_BODY = re.compile(r"AS \$\$(.*)\$\$;", re.DOTALL)
+_BODY = re.compile(r"AS \$\$ -- \S+(.*)\$\$;", re.DOTALL)
 _END = re.compile(r"(?<=\$\$;)\n+")
 _COMMENT = re.compile(r"--.*")
 _MUTEX = 5_218_806_127_240_961_311
@@ -34,9 +37,10 @@ _NO_RIGHT, _OTHER_RESULT, _UNDEFINED = "42501", "42P13", "42883"
 
 # One row for each function that has one of the names, in the schema of the tables: functions of our names elsewhere
 # belong to another installation.
-_INSTALLED = f"""
+_INSTALLED = rf"""
 SELECT proname, pg_proc.oid::regprocedure::text,
-  pg_proc.oid = to_regprocedure(quote_ident(nspname) || '.' || wanted.signature), md5(prosrc) = wanted.md5
+  pg_proc.oid = to_regprocedure(quote_ident(nspname) || '.' || wanted.signature),
+  md5(regexp_replace(prosrc, '^ -- \S+', '')) = wanted.md5, COALESCE(substring(prosrc FROM '^ -- (\S+)'), '')
 FROM unnest(%s::text[], %s::text[], %s::text[]) AS wanted (name, signature, md5)
 JOIN pg_proc ON proname = wanted.name
 JOIN pg_namespace ON pg_namespace.oid = pronamespace
@@ -59,7 +63,7 @@ class StoredFunction(NamedTuple):
 
     @property
     def md5(self) -> str:
-        """The MD5 sum of the body, which PostgreSQL keeps unchanged in `prosrc`."""
+        """The MD5 sum of the body without its version; PostgreSQL keeps the body unchanged in `prosrc`."""
         [body] = _BODY.findall(self.text)
         return _md5(body)
 
@@ -85,7 +89,7 @@ def parse(text: str) -> Iterator[StoredFunction]:
         types = [" ".join(parameter.split()[1:]) for parameter in parameters.split(",") if parameter.strip()]
         # PostgreSQL keeps the body as it is, and the rest in columns of its own: in the body, the sum of the whole text
         # shows a change of an option or of the result too.
-        marked = statement.replace("AS $$", f"AS $$ -- {_md5(statement)}", 1)
+        marked = statement.replace("AS $$", f"AS $$ -- {_VERSION} {_md5(statement)}", 1)
         yield StoredFunction(header["name"], tuple(types), marked)
 
 
@@ -157,11 +161,18 @@ def undefined(error: BaseException) -> str:
 
 
 def _installed(cursor: CursorWrapper) -> Iterator[tuple[str, str, bool, bool]]:
-    """Yield name and signature of each function with one of the names, and whether the signature and body are ours."""
+    """Yield name and signature of each function with one of the names, whether the signature is ours, and whether the
+    body is ours or newer.
+    """
     wanted = read().values()
     columns = [[function.name for function in wanted], [function.signature for function in wanted]]
     cursor.execute(_INSTALLED, [*columns, [function.md5 for function in wanted]])
-    yield from cursor.fetchall()
+    for name, signature, is_signature, is_body, version in cursor.fetchall():
+        yield name, signature, is_signature, is_body or _numbers(version) > _numbers(_VERSION)
+
+
+def _numbers(version: str) -> list[int]:
+    return [int(number) for number in re.findall(r"\d+", version)[:3]]
 
 
 def _find_outdated(cursor: CursorWrapper) -> list[str]:
