@@ -19,7 +19,15 @@ from django_faktory.testing import drain, interrupt_after
 from django_faktory.worker.execution import prepare
 from example_project.shop.models import Invoice, Order
 from tests.project.models import Mark
-from tests.tasks.programs import again, follows, follows_async, follows_atomically, follows_in_secret, programs, run
+from tests.tasks.programs import (
+    again,
+    follows,
+    follows_async,
+    follows_atomically,
+    in_secret,  # noqa: F401  (a fixture)
+    programs,
+    run,
+)
 from tests.tasks.work import fetched, work
 
 pytestmark = pytest.mark.django_db(transaction=True)
@@ -322,9 +330,7 @@ def test_a_walk_can_be_interrupted_after_each_chunk_in_tests(orders):
     assert seen() == ALL
 
 
-def test_the_places_of_encrypted_jobs_are_encrypted(settings):
-    settings.FAKTORY = {"ENCRYPTION_KEYS": ["MDEyMzQ1Njc4OTAxMjM0NTY3ODkwMTIzNDU2Nzg5MDE="]}
-
+def test_the_places_of_encrypted_jobs_are_encrypted(in_secret):  # noqa: F811
     def program(context):
         with context.each(["a@example.org", "b@example.org"], key=str, by=1) as rows:
             for row in rows:
@@ -332,7 +338,7 @@ def test_the_places_of_encrypted_jobs_are_encrypted(settings):
                 if row[0] == "b" and context.attempt == 1:
                     raise ValueError
 
-    run(program, of=follows_in_secret)
+    run(program, of=in_secret)
     assert "example.org" not in Step.objects.get().reached
     again()
     assert seen() == ["a@example.org", "b@example.org"]

@@ -24,7 +24,7 @@ from tests.tasks.programs import (
     again,
     follows,
     follows_async,
-    follows_in_secret,
+    in_secret,  # noqa: F401  (a fixture)
     mark,
     marks,
     message,
@@ -351,8 +351,7 @@ def test_a_job_without_steps_asks_for_none_and_a_first_run_reads_none():
 # --- encrypted jobs
 
 
-@override_settings(FAKTORY={"ENCRYPTION_KEYS": ["MDEyMzQ1Njc4OTAxMjM0NTY3ODkwMTIzNDU2Nzg5MDE="]})
-def test_the_results_of_encrypted_tasks_are_encrypted():
+def test_the_results_of_encrypted_tasks_are_encrypted(in_secret):  # noqa: F811
     def program(context, secret):
         with context.step("a") as step:
             step.result = [secret]
@@ -360,7 +359,7 @@ def test_the_results_of_encrypted_tasks_are_encrypted():
             raise ValueError
         return step.result == [secret]
 
-    run(program, "plain text", of=follows_in_secret)
+    run(program, "plain text", of=in_secret)
     assert "plain text" not in Step.objects.get().result
     again()
     assert Job.objects.get().state == "succeeded"

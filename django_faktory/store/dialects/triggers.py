@@ -30,7 +30,8 @@ _INSTALLED = {
     "sqlite": "SELECT name, sql FROM sqlite_master WHERE type = 'trigger'",
     "mysql": "SELECT trigger_name, action_statement FROM information_schema.triggers WHERE trigger_schema = DATABASE()",
 }
-_SCHEMA = re.compile(r'(?:"[^"]+"|\w+)\.')
+_SCHEMA = re.compile(r'(?:"[^"]+"|\w+)\.|"')
+"""What databases add to a text: PostgreSQL the schema, SQLite quotes where a table was renamed."""
 
 
 class Trigger(NamedTuple):
