@@ -49,6 +49,10 @@ The row's position is looked up in the table and in up to eight indexes, each th
 """
 
 
+UNBOUNDED = {"dead rows", "recount"}
+"""Steps that are not recorded: VACUUM has no plan, and the daily recount reads all live jobs."""
+
+
 def entry_points():
     """Yield the name and function of each operation that nodes run by the clock or on request.
 
@@ -65,7 +69,7 @@ def entry_points():
     yield "look", upkeep._enqueue_due
     upkeep._check_all_at = 0
     yield "look around", upkeep._enqueue_due
-    yield from ((step.name, step.work) for step in upkeep._steps if step.name != "dead rows")  # VACUUM has no plan
+    yield from ((step.name, step.work) for step in upkeep._steps if step.name not in UNBOUNDED)
 
 
 @pytest.fixture
@@ -125,7 +129,7 @@ def test_repeated_statements_read_a_bounded_part_of_a_large_table(recorder):
     assert too_much(grown) == []
 
     # Pages that are not vacuumed yet are visited for each counted row: a few thousand at most.
-    counted = recorded(recorder, only={"statistics of the API", "overview"})
+    counted = recorded(recorder, only={"overview"})
     assert [str(one) for one in counted if one.reads_whole(JOB)] == []
 
     vacuum()  # column statistics stay those of the small table
@@ -139,16 +143,6 @@ def test_repeated_statements_read_a_bounded_part_of_a_large_table(recorder):
 
     assert {one.where for one in vacuumed} >= {"look", "expired jobs", "purge", "blocked jobs", "jobs without keys"}
     assert min(len(grown), len(vacuumed), len(known)) > 15
-
-
-def test_counts_of_requests_use_indexes_whatever_the_planner_prefers(recorder):
-    """Sessions of requests allow sequential scans, which old statistics can make look cheap."""
-    table.fill(1, 2000, total=2000)
-    run("ANALYZE")
-    run("SET random_page_cost = 1000")
-    counted = recorded(recorder, only={"statistics of the API"})
-    assert counted
-    assert [str(one) for one in counted if one.reads_whole(JOB)] == []
 
 
 def test_a_count_that_ends_early_follows_the_index_of_its_set(recorder):
@@ -200,4 +194,5 @@ def test_the_recorder_counts_rows_that_a_statement_changes(recorder):
     table.fill(1, 2000, total=2000)
     with recorder.during("test"), connection.cursor() as cursor:
         cursor.execute(f"UPDATE {JOB} SET sort_priority = 1 WHERE id IN (SELECT id FROM {JOB} ORDER BY id LIMIT 7)")
-    assert [statement.changed for statement in recorder.statements] == [7]
+    # The other statement is that of the trigger that counts jobs by state and queue: it finds no change.
+    assert sorted(statement.changed for statement in recorder.statements) == [0, 7]
