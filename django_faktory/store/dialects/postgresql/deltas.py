@@ -49,7 +49,7 @@ _COUNT = f"SELECT COUNT(*) FILTER (WHERE mark < '{_FIRST_FOLD}'), COUNT(*) FROM 
 _LOCK = f"SELECT pg_try_advisory_xact_lock({_MUTEX})"
 
 # The rows are deleted by their places: any other condition may be planned as a walk over all rows, dead ones included.
-# The fold's own transaction counts as open, because it may go on.
+# The fold's own transaction counts as open, because it may go on; not from the snapshot's end on, where rows are later.
 _FOLD = f"""
 WITH gone AS (
   DELETE FROM {DELTA} WHERE ctid = ANY (ARRAY(SELECT place FROM {CURRENT} AS delta)) RETURNING kind, name, amount),
@@ -64,7 +64,8 @@ SELECT ({_FIRST_FOLD} + pg_current_xact_id()::text::bigint)::text::xid8, kind, n
   SELECT 'fold', pg_snapshot_xmax(pg_current_snapshot())::text, 0
   UNION ALL
   SELECT 'open', xid::text, 0
-  FROM (SELECT pg_snapshot_xip(pg_current_snapshot()) UNION SELECT pg_current_xact_id()) AS open (xid)) AS folded"""
+  FROM (SELECT pg_snapshot_xip(pg_current_snapshot()) UNION SELECT pg_current_xact_id()) AS open (xid)
+  WHERE xid < pg_snapshot_xmax(pg_current_snapshot())) AS folded"""
 
 
 def is_due(connection: BaseDatabaseWrapper) -> bool:
