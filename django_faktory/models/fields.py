@@ -48,6 +48,11 @@ class MarkField(_BigIntegerField):
         """Return the type that SQL compares with ids of transactions without a conversion."""
         return "xid8" if connection.vendor == "postgresql" else super().db_type(connection)
 
+    def get_db_prep_value(self, value: Any, connection: BaseDatabaseWrapper, prepared: bool = False) -> Any:
+        """Pass PostgreSQL a text: it converts no number to the type."""
+        number = super().get_db_prep_value(value, connection, prepared)
+        return number if number is None or connection.vendor != "postgresql" else str(number)
+
     def from_db_value(self, value: Any, *_: Any) -> int:
         """Convert the text that drivers return for the type."""
         return int(value)

@@ -278,3 +278,8 @@ def test_a_flush_by_django_leaves_no_number():
     JobFactory(succeeded=True)
     call_command("flush", verbosity=0, interactive=False)
     assert counts.read(using=USING).numbers == {}
+
+
+def test_a_mark_is_a_number_in_python():
+    Delta.objects.create(mark=7, kind="processed", name="2026-01-01", amount=1)
+    assert Delta.objects.get(mark=7).mark == 7
