@@ -148,6 +148,7 @@ def test_a_transaction_that_folds_and_goes_on_loses_nothing():
     with transaction.atomic():
         for size in (1, 2, 3):
             JobFactory(queue="a")
+            assert number("a") == size, "not folded yet"
             deltas.fold(using=USING)
             assert number("a") == size
     assert number("a") == 3
