@@ -60,7 +60,7 @@ def main():
         for _ in range(CALLS):
             with Step(here, "line", next(numbers)):
                 Line.objects.create(number=1)
-        connection.cursor().execute("DELETE FROM django_faktory_step")
+        connection.cursor().execute("DELETE FROM django_faktory_jobstep")
 
     def bare_rows():
         last = 0

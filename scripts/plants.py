@@ -109,8 +109,8 @@ PLANTS = (
     Plant(
         "an expired reservation is never released",
         "django_faktory/runtime/maintenance.py",
-        '            Step("reservations", ON_DEMAND, self._reap_reservations, lambda found: found.has_expired_reservations),\n',
-        "",
+        '                "reservations", ON_DEMAND, self._reap_reservations, lambda found: found.has_expired_reservations\n',
+        '                "reservations", ON_DEMAND, lambda: None\n',
         (
             "tests/runtime/test_maintenance.py",
             "-k",

@@ -379,7 +379,7 @@ class Migration(migrations.Migration):
             bases=('django_faktory.queue',),
         ),
         migrations.CreateModel(
-            name='Step',
+            name='JobStep',
             fields=[
                 ('pk', models.CompositePrimaryKey('job_id', 'name', 'key', blank=True, editable=False, primary_key=True, serialize=False)),
                 ('job_id', models.BigIntegerField(help_text="The id of the job's row.")),

@@ -13,7 +13,7 @@ from .lock import JobLock
 from .outbox import OutboxEntry
 from .queue import Queue
 from .statistics import Delta, Measure
-from .step import Step
+from .step import JobStep
 from .turn import MaintenanceTurn
 from .worker import WorkerProcess
 
@@ -27,13 +27,13 @@ __all__ = [
     "Job",
     "JobLock",
     "JobQuerySet",
+    "JobStep",
     "Limit",
     "Limiter",
     "MaintenanceTurn",
     "Measure",
     "OutboxEntry",
     "Queue",
-    "Step",
     "Tracking",
     "WorkerProcess",
 ]

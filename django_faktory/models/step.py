@@ -8,7 +8,7 @@ from .database import JobsModel
 from .fields import ExactCharField
 
 
-class Step(JobsModel):
+class JobStep(JobsModel):
     """A committed step of a job, or how far a walk over rows has come; deleted some time after the row of its job."""
 
     pk = models.CompositePrimaryKey("job_id", "name", "key")

@@ -112,7 +112,7 @@ AFTER_FAILURE_S = 10.0
 """Seconds before a failed step is tried again, unless its interval is shorter."""
 
 
-class Step(NamedTuple):
+class PeriodicStep(NamedTuple):
     """Run `work` every `every_s` seconds on one node, and again at once while it returns True (more is left).
 
     Also runs it when `when` finds work for it. ON_DEMAND means only then, and once at the start, on each node.
@@ -172,46 +172,48 @@ class Maintenance(Loop):
         self._steps = self._all_steps()
         self._turns = NodeTurns([WATCH, *(step.name for step in self._steps if step.has_turn)], using=alias)
 
-    def _all_steps(self) -> tuple[Step, ...]:
+    def _all_steps(self) -> tuple[PeriodicStep, ...]:
         alias, store = self.alias, self._store
         return (
-            Step("turns", ON_DEMAND, self._add_turns, lambda found: found.turn_in_s is None),
-            Step("cron entries of code", ON_DEMAND, lambda: cron.sync(using=alias)),
-            Step("cron rows", 300.0, self._adopt_entries, lambda found: found.has_unscheduled_entries),
+            PeriodicStep("turns", ON_DEMAND, self._add_turns, lambda found: found.turn_in_s is None),
+            PeriodicStep("cron entries of code", ON_DEMAND, lambda: cron.sync(using=alias)),
+            PeriodicStep("cron rows", 300.0, self._adopt_entries, lambda found: found.has_unscheduled_entries),
             # The next query finds entries that were left over.
-            Step("cron", ON_DEMAND, self._run_due_cron_entries, lambda found: _is_over(found.tick_in_s)),
-            Step("cron outcomes", 300.0, lambda: runs.record_run_outcomes(using=alias)),
-            Step("cron history", 600.0, lambda: runs.forget_old(using=alias)),
+            PeriodicStep("cron", ON_DEMAND, self._run_due_cron_entries, lambda found: _is_over(found.tick_in_s)),
+            PeriodicStep("cron outcomes", 300.0, lambda: runs.record_run_outcomes(using=alias)),
+            PeriodicStep("cron history", 600.0, lambda: runs.forget_old(using=alias)),
             # Before reservations: a dead worker's reservations expire too, and would count as failures of its jobs.
-            Step("workers", ON_DEMAND, self._reclaim_lost_workers, lambda found: found.has_silent_workers),
-            Step("reservations", ON_DEMAND, self._reap_reservations, lambda found: found.has_expired_reservations),
-            Step("unknown workers", 10.0, self._reclaim_unknown_workers),
-            Step("unseen workers", 60.0, lambda: workers.delete_stale(FORGET_UNSEEN_S, using=alias)),
-            Step("lost workers", 3600.0, lambda: alarm_records.purge_lost(using=alias)),
-            Step("expired jobs", ON_DEMAND, self._expire_jobs, lambda found: found.has_expired_jobs),
-            Step("limits of code", ON_DEMAND, lambda: limits.sync(using=alias)),
+            PeriodicStep("workers", ON_DEMAND, self._reclaim_lost_workers, lambda found: found.has_silent_workers),
+            PeriodicStep(
+                "reservations", ON_DEMAND, self._reap_reservations, lambda found: found.has_expired_reservations
+            ),
+            PeriodicStep("unknown workers", 10.0, self._reclaim_unknown_workers),
+            PeriodicStep("unseen workers", 60.0, lambda: workers.delete_stale(FORGET_UNSEEN_S, using=alias)),
+            PeriodicStep("lost workers", 3600.0, lambda: alarm_records.purge_lost(using=alias)),
+            PeriodicStep("expired jobs", ON_DEMAND, self._expire_jobs, lambda found: found.has_expired_jobs),
+            PeriodicStep("limits of code", ON_DEMAND, lambda: limits.sync(using=alias)),
             # The next query finds jobs whose rate admits them later.
-            Step("limiters", ON_DEMAND, self._open_limiters, lambda found: _is_over(found.opens_in_s)),
-            Step("limiters' counts", 10.0, self._check_limiters),
-            Step("limiters of keys", 600.0, lambda: limiters.delete_idle(using=alias) == limiters.CHUNK),
-            Step("locks", ON_DEMAND, self._expire_locks, lambda found: found.has_expired_locks),
-            Step("jobs without lock or permits", 60.0, self._release_stranded),
-            Step("blocked jobs", 60.0, self._check_blocked_jobs),
-            Step("jobs without keys", 3600.0, self._backfill_lock_keys),
+            PeriodicStep("limiters", ON_DEMAND, self._open_limiters, lambda found: _is_over(found.opens_in_s)),
+            PeriodicStep("limiters' counts", 10.0, self._check_limiters),
+            PeriodicStep("limiters of keys", 600.0, lambda: limiters.delete_idle(using=alias) == limiters.CHUNK),
+            PeriodicStep("locks", ON_DEMAND, self._expire_locks, lambda found: found.has_expired_locks),
+            PeriodicStep("jobs without lock or permits", 60.0, self._release_stranded),
+            PeriodicStep("blocked jobs", 60.0, self._check_blocked_jobs),
+            PeriodicStep("jobs without keys", 3600.0, self._backfill_lock_keys),
             # The vacuum itself runs in a thread of its own: due jobs do not wait for it (ADR 0009).
-            Step("dead rows", 10.0, self._vacuumer.start_if_due),
-            Step("purge", 60.0, lambda: due.purge(store) == due.CHUNK),
-            Step("steps", 600.0, lambda: self._continue("steps", steps.purge)),
-            Step("history", 60.0, self._retention.start_if_due),
-            Step("tracking", 60.0, lambda: tracking.purge_tracking(store) == tracking.CHUNK),
-            Step("batches", 60.0, self._maintain_batches),
-            Step("measures", 600.0, self._purge_histograms),
-            Step("minutes of measures", 600.0, self._fold_minutes),
-            Step("totals of tasks", 600.0, lambda: self._continue("totals", histograms.fold_idle_series)),
-            Step("queues in use", 600.0, self._list_queues),
-            Step("unused queues", 600.0, self._forget_queues),
-            Step("sizes", ON_DEMAND, self._fold_sizes, lambda _: self._may_fold()),
-            Step("recount", 86_400.0, self._recount),
+            PeriodicStep("dead rows", 10.0, self._vacuumer.start_if_due),
+            PeriodicStep("purge", 60.0, lambda: due.purge(store) == due.CHUNK),
+            PeriodicStep("steps", 600.0, lambda: self._continue("steps", steps.purge)),
+            PeriodicStep("history", 60.0, self._retention.start_if_due),
+            PeriodicStep("tracking", 60.0, lambda: tracking.purge_tracking(store) == tracking.CHUNK),
+            PeriodicStep("batches", 60.0, self._maintain_batches),
+            PeriodicStep("measures", 600.0, self._purge_histograms),
+            PeriodicStep("minutes of measures", 600.0, self._fold_minutes),
+            PeriodicStep("totals of tasks", 600.0, lambda: self._continue("totals", histograms.fold_idle_series)),
+            PeriodicStep("queues in use", 600.0, self._list_queues),
+            PeriodicStep("unused queues", 600.0, self._forget_queues),
+            PeriodicStep("sizes", ON_DEMAND, self._fold_sizes, lambda _: self._may_fold()),
+            PeriodicStep("recount", 86_400.0, self._recount),
         )
 
     def run(self) -> None:
@@ -264,7 +266,7 @@ class Maintenance(Loop):
             self._turns.take(WATCH, lease_s=WATCH_LEASE_S)
         return due
 
-    def _run_if_due(self, step: Step, due_steps: set[str]) -> bool:
+    def _run_if_due(self, step: PeriodicStep, due_steps: set[str]) -> bool:
         """Run the step if it is due; return whether more is left."""
         has_turn = step.name in due_steps and self._run_guarded(step.name, partial(self._turns.take, step.name))
         # A step without a time in `_step_due_at` has not run yet: each runs in the first round.

@@ -13,7 +13,7 @@ from django.utils import timezone
 
 from django_faktory.admin.jobs.bulk_views import count_jobs
 from django_faktory.core.histograms import Series
-from django_faktory.models import Batch, Job, Step, Tracking
+from django_faktory.models import Batch, Job, JobStep, Tracking
 from django_faktory.models.cron import CronRun
 from django_faktory.models.job import RECENT
 from django_faktory.models.permissions import needs
@@ -340,7 +340,7 @@ def test_a_job_can_be_started_over_if_it_has_steps(admin_client):
     job = JobFactory(dead=True)
     button = f"{job.pk}/act/restart/"
     assert button not in page(admin_client, "change", "", job.pk)
-    Step.objects.create(
+    JobStep.objects.create(
         job_id=job.pk,
         name="a",
         key="",

@@ -13,7 +13,7 @@ from django.utils import timezone
 
 from django_faktory.models import MaintenanceTurn
 from django_faktory.runtime import maintenance
-from django_faktory.runtime.maintenance import WATCH, Maintenance, Step
+from django_faktory.runtime.maintenance import WATCH, Maintenance, PeriodicStep
 from django_faktory.store.maintenance import turns
 from django_faktory.store.maintenance.turns import NodeTurns
 from tests.factories import JobFactory
@@ -48,8 +48,8 @@ def loop_of(monkeypatch):
 
     def make(work, every_s=60.0, **options):
         monkeypatch.setattr(Maintenance, "_all_steps", lambda self: (
-            Step("turns", maintenance.ON_DEMAND, self._add_turns, lambda found: found.turn_in_s is None),
-            Step("probe", every_s, work),
+            PeriodicStep("turns", maintenance.ON_DEMAND, self._add_turns, lambda found: found.turn_in_s is None),
+            PeriodicStep("probe", every_s, work),
         ))  # fmt: skip
         loop = Maintenance(USING, **options)
         loop._turns.add()

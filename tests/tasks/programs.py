@@ -4,7 +4,7 @@ import pytest
 
 from django_faktory import task
 from django_faktory.core.payloads import Failure
-from django_faktory.models import Job, Step
+from django_faktory.models import Job, JobStep
 from django_faktory.tasks import base
 from tests.project.models import Mark
 from tests.tasks.work import work
@@ -68,7 +68,7 @@ def mark(text):
 
 
 def recorded():
-    return list(Step.objects.order_by("recorded_at").values_list("name", "key"))
+    return list(JobStep.objects.order_by("recorded_at").values_list("name", "key"))
 
 
 def message(report):

@@ -13,7 +13,7 @@ from django_faktory.brokers import get_broker
 from django_faktory.core.job_parser import parse_job
 from django_faktory.core.payloads import Ack, Failure, Interruption
 from django_faktory.errors import InvalidStep, TaskTimeout
-from django_faktory.models import Job, Step
+from django_faktory.models import Job, JobStep
 from django_faktory.tasks.rows import _Query
 from django_faktory.testing import drain, interrupt_after
 from django_faktory.worker.execution import prepare
@@ -53,7 +53,7 @@ def seen():
 
 def walked(**expected):
     """Return what is recorded of the only walk."""
-    step = Step.objects.get()
+    step = JobStep.objects.get()
     return {name: getattr(step, name) for name in expected or ("done", "total", "is_finished")}
 
 
@@ -83,7 +83,7 @@ def test_an_error_undoes_its_chunk_and_the_next_run_continues_there(orders, fail
 
     assert isinstance(run(program), Failure)
     committed = failing // 4 * 4
-    assert (seen(), Step.objects.filter(done=committed or None).count()) == (ALL[:committed], int(committed > 0))
+    assert (seen(), JobStep.objects.filter(done=committed or None).count()) == (ALL[:committed], int(committed > 0))
     assert isinstance(again(), Ack)
     assert seen() == ALL
 
@@ -339,7 +339,7 @@ def test_the_places_of_encrypted_jobs_are_encrypted(in_secret):  # noqa: F811
                     raise ValueError
 
     run(program, of=in_secret)
-    assert "example.org" not in Step.objects.get().reached
+    assert "example.org" not in JobStep.objects.get().reached
     again()
     assert seen() == ["a@example.org", "b@example.org"]
 
@@ -400,7 +400,7 @@ def in_a_transaction(context):
         (walk(Order.objects.order_by("?")), "got order_by('?')"),
         (walk(Order.objects.order_by(F("pk").desc())), "expected an order by one unique field"),
         (walk(Job.objects.order_by("unique_key")), "got order_by('unique_key')"),
-        (walk(Step.objects.all()), "got order_by('pk')"),
+        (walk(JobStep.objects.all()), "got order_by('pk')"),
         (walk(Order.objects.all(), by=0), "by: expected a whole number from 1 to 100,000, got 0"),
         (walk([1, 2]), "expected a queryset, or an iterable with key=, got list"),
         (walk(Order.objects), "expected a queryset, or an iterable with key=, got Manager"),

@@ -8,7 +8,7 @@ from django_faktory import JobContext
 from django_faktory.brokers import get_broker
 from django_faktory.brokers.remote import RemoteBroker
 from django_faktory.errors import InvalidStep
-from django_faktory.models import Job, Step
+from django_faktory.models import Job, JobStep
 from django_faktory.worker.execution import prepare
 from tests.tasks.programs import again, follows, follows_async, follows_atomically, mark, marks, message, programs, run
 from tests.tasks.work import fetched
@@ -126,17 +126,17 @@ def test_the_number_of_steps_is_bounded():
 
     runs = []
     run(program)
-    first = Step.objects.get()
-    Step.objects.bulk_create(
-        Step(
-            **{field.attname: getattr(first, field.attname) for field in Step._meta.local_concrete_fields}
+    first = JobStep.objects.get()
+    JobStep.objects.bulk_create(
+        JobStep(
+            **{field.attname: getattr(first, field.attname) for field in JobStep._meta.local_concrete_fields}
             | {"key": f"k{n}"}
         )
         for n in range(9_998)
     )
     assert message(again()) == "ValueError"
     assert "step 'a' with key '3': expected at most 10,000 steps in a job" in message(again())
-    assert (len(marks()), Step.objects.count()) == (2, 10_000)
+    assert (len(marks()), JobStep.objects.count()) == (2, 10_000)
 
 
 @pytest.mark.parametrize("where", ["on a Faktory server", "in another database"])

@@ -15,7 +15,7 @@ from django_faktory.brokers import get_broker
 from django_faktory.core.job_parser import parse_job
 from django_faktory.core.payloads import Ack, Interruption, StepRecord
 from django_faktory.errors import ReservationLost
-from django_faktory.models import Job, Step
+from django_faktory.models import Job, JobStep
 from django_faktory.store.jobs import steps as stored
 from django_faktory.worker.execution import prepare
 from tests.project.models import Mark
@@ -308,10 +308,10 @@ def test_steps_are_kept_while_their_job_has_a_row():
     run(program)
     assert Job.objects.succeeded().count() == 2
     assert stored.purge(using="default") is None
-    assert Step.objects.count() == 2
+    assert JobStep.objects.count() == 2
     Job.objects.order_by("pk").first().delete()
     stored.purge(using="default")
-    assert [step.job_id for step in Step.objects.all()] == [Job.objects.get().pk]
+    assert [step.job_id for step in JobStep.objects.all()] == [Job.objects.get().pk]
 
 
 def test_a_purge_continues_behind_the_jobs_that_it_has_looked_up():
@@ -327,7 +327,7 @@ def test_a_purge_continues_behind_the_jobs_that_it_has_looked_up():
     while calls == 0 or after is not None:
         after = stored.purge(using="default", after=after, portion=3)
         calls += 1
-    assert (Step.objects.count(), calls) == (0, 4)
+    assert (JobStep.objects.count(), calls) == (0, 4)
 
 
 def test_a_job_without_steps_asks_for_none_and_a_first_run_reads_none():
@@ -360,10 +360,10 @@ def test_the_results_of_encrypted_tasks_are_encrypted(in_secret):  # noqa: F811
         return step.result == [secret]
 
     run(program, "plain text", of=in_secret)
-    assert "plain text" not in Step.objects.get().result
+    assert "plain text" not in JobStep.objects.get().result
     again()
     assert Job.objects.get().state == "succeeded"
-    assert len(Step.objects.all()) == 1
+    assert len(JobStep.objects.all()) == 1
 
 
 # --- async

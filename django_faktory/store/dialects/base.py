@@ -37,7 +37,7 @@ from .values import (
 from .write_queue import NO_QUEUE
 
 JOB, HISTORY = "django_faktory_job", "django_faktory_history"
-STEP = "django_faktory_step"
+STEP = "django_faktory_jobstep"
 QUEUE = "django_faktory_queue"
 WORKER = "django_faktory_workerprocess"
 DELTA = "django_faktory_delta"

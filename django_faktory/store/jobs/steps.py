@@ -12,7 +12,7 @@ from django.db.backends.base.base import BaseDatabaseWrapper
 
 from ...core.payloads import Reservation, StepRecord
 from ...errors import ReservationLost
-from ...models import Job, Step
+from ...models import Job, JobStep
 from ..dialects.base import JOB, STEP
 from ..store import Store
 from ..transactions import read as read_rows
@@ -63,7 +63,7 @@ def read_step_result(store: Store, job: Reservation, name: str, key: str) -> str
 def find_progressed(jobs: Sequence[Job], *, using: str) -> set[int]:
     """Return the ids of these running jobs whose current run has committed a step."""
     # No two runs have an attempt in common (ADR 0048).
-    runs = Step.objects.using(using).filter(
+    runs = JobStep.objects.using(using).filter(
         job_id__in=[job.pk for job in jobs], attempt__in=[job.attempt for job in jobs]
     )
     return set(runs.values_list("job_id", flat=True)) if jobs else set()
@@ -71,13 +71,13 @@ def find_progressed(jobs: Sequence[Job], *, using: str) -> set[int]:
 
 def has_steps(job: Job) -> bool:
     """Return whether runs of this job have committed a step."""
-    steps = Step.objects.using(job._state.db).filter(job_id=job.pk, pushed_at=job.created_at)  # noqa: SLF001
+    steps = JobStep.objects.using(job._state.db).filter(job_id=job.pk, pushed_at=job.created_at)  # noqa: SLF001
     return bool(read_rows(steps.values_list("job_id", flat=True)[:1]))
 
 
 def forget_steps(job_ids: Sequence[int], *, using: str) -> None:
     """Delete the steps of these jobs, inside the caller's transaction."""
-    Step.objects.using(using).filter(job_id__in=job_ids).delete()
+    JobStep.objects.using(using).filter(job_id__in=job_ids).delete()
 
 
 def purge(*, using: str, after: int | None = None, portion: int = PORTION) -> int | None:
@@ -86,7 +86,7 @@ def purge(*, using: str, after: int | None = None, portion: int = PORTION) -> in
     Ids of jobs are never used again. Return the id of the last job that was looked up, for the next call; None at the
     end.
     """
-    steps = Step.objects.using(using).filter(job_id__gt=after or 0).order_by("job_id")
+    steps = JobStep.objects.using(using).filter(job_id__gt=after or 0).order_by("job_id")
     found = read_rows(steps.values_list("job_id", flat=True)[:portion])
     if not found:
         return None

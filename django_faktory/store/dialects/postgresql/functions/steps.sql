@@ -22,7 +22,7 @@ BEGIN
     RAISE EXCEPTION 'the job is no longer held: nothing of the step may be committed' USING ERRCODE = 'FK001';
   END IF;
   clock := COALESCE(moment, clock_timestamp());
-  INSERT INTO django_faktory_step AS s (job_id, name, step_key, pushed_at, attempt, result, reached, done, total, is_finished,
+  INSERT INTO django_faktory_jobstep AS s (job_id, name, step_key, pushed_at, attempt, result, reached, done, total, is_finished,
     started_at, recorded_at)
   VALUES (row_id, step, key, pushed_at, job_attempt, step_result, place, rows_done, rows_total, is_over,
     clock - make_interval(secs => ran_s), clock)
