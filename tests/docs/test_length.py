@@ -4,11 +4,11 @@ import re
 
 import pytest
 
-from tests.docs.pages import DOCS, name, without_fences
+from tests.docs.pages import DOCS, name, text_of, without_fences
 
 pytestmark = pytest.mark.core
 
-MAX_PAGE, MAX_ALL = 2_000, 40_000
+MAX_PAGE, MAX_SPEED, MAX_ALL = 2_000, 600, 40_000
 """Words; the reference, in which readers look things up, and the design decisions are not limited."""
 
 
@@ -21,6 +21,11 @@ def words():
 
 def test_no_page_is_too_long():
     assert {path: count for path, count in words().items() if count > MAX_PAGE} == {}
+
+
+def test_the_page_about_speed_is_one_table_with_a_short_text():
+    assert words()["docs/performance.md"] <= MAX_SPEED
+    assert text_of("performance.md").count("\n|---") == 1
 
 
 def test_all_pages_together_are_not_too_long():
