@@ -28,6 +28,7 @@ from ..errors import BrokerUnavailable
 from ..store import alarm_records, notifier, queues, sharing, workers
 from ..store.batches import batches
 from ..store.cron import entries, runs
+from ..store.dialects.bounds import Bounds
 from ..store.jobs import failures, releases, steps, tracking
 from ..store.limits import limiters
 from ..store.locks import backfill, locks
@@ -58,6 +59,9 @@ CHECK_ALL_EVERY_S = 3.0
 
 With the sleep between steps this is below the 5 s of W19 and W20.
 """
+
+FULL_LOOK_S = (0.0, 60.0)
+"""Shortest and longest time between two queries that begin before the bound (ADR 0046)."""
 
 WATCH = "watch"
 """The turn of the watcher, the node that queries for pending work every second."""
@@ -160,6 +164,7 @@ class Maintenance(Loop):
         self._wake_at = math.inf
         self._next_job_due_at: float | None = None  # by the monotonic clock, as of the latest query
         self._check_all_at = 0.0
+        self._bounds = {checks_all: Bounds(full_look_s=FULL_LOOK_S, max_marks=3) for checks_all in (False, True)}
         self._pending: PendingWork | None = None  # as of the latest query; None after a failed one
         self._step_due_at: dict[str, float] = {}  # next run of the steps without turns
         self._listens_since = math.inf  # without interruption; inf while the database is unreachable
@@ -340,7 +345,7 @@ class Maintenance(Loop):
         if wait_s is None or wait_s > 0:
             self._notice_other_nodes(wait_s)
             return sleep_s if wait_s is None else min(wait_s, sleep_s)
-        queues = due.enqueue_due(self._store)
+        queues = due.enqueue_due(self._store, since=self._pending and self._pending.due_at)
         if queues:
             self._next_job_due_at = None
             self._notify_workers(queues)
@@ -358,6 +363,7 @@ class Maintenance(Loop):
             using=self.alias,
             worker_timeout_s=conf.get("WORKER_TIMEOUT") if checks_all else None,
             steps=self._turns.steps,
+            bounds=self._bounds[checks_all],
         )
         if checks_all:
             self._check_all_at = time.monotonic() + CHECK_ALL_EVERY_S

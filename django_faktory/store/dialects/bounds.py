@@ -96,22 +96,24 @@ class Look(NamedTuple):
 class Bounds:
     """The bounds of one node. Thread-safe.
 
-    `period_s` is the time between two bounds of a queue, and the age from which on an open transaction is late. `slack`
-    is the time for which a transaction may know the time of its jobs before it writes. `full_look_s` is the shortest
-    and the longest time between two readings of a queue from its beginning.
+    `period_s` is the time between two bounds of a queue. `slack` is by how much the clock of the database may go back.
+    `full_look_s` is the shortest and the longest time between two readings of a queue from its beginning. Beside late
+    transactions a bound trails by at most `max_marks` periods.
     """
 
     def __init__(
         self,
         *,
-        period_s: float = 0.5,
-        slack: timedelta = timedelta(seconds=0.5),
+        period_s: float = 0.05,
+        slack: timedelta = timedelta(seconds=0.05),
         full_look_s: tuple[float, float] = (1.0, 10.0),
+        max_marks: int = 32,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         self._period_s, self._slack, self._full_look_s, self._clock = period_s, slack, full_look_s, clock
         self._queues: dict[str, _Queue] = {}
-        self._marks: deque[_Mark] = deque(maxlen=16)
+        self._marks: deque[_Mark] = deque(maxlen=max_marks + 1)
+        self._max_marks = max_marks
         self._lock = threading.Lock()
 
     def look(self, queues: Iterable[str], *, draws: bool = False) -> Look:
@@ -164,18 +166,25 @@ class Bounds:
     def _draw(self, look: Look, rows: Sequence[Drawn], now: float) -> None:
         first = rows[0]
         with self._lock:
-            # The bounds stay behind a transaction of a while ago: those that began since then end without any notice.
-            mark = next((mark for mark in reversed(self._marks) if now - mark.known_at >= self._period_s), None)
-            if mark:
-                self._set(look, rows, mark)
+            self._set(look, rows)
             if first.xid is not None and (not self._marks or now - self._marks[-1].known_at >= self._period_s / 2):
                 self._marks.append(_Mark(first.xid, first.began_at, now))
 
-    def _set(self, look: Look, rows: Sequence[Drawn], mark: _Mark) -> None:
-        limit = mark.began_at - self._slack
-        late = [int(xid) for xid in rows[0].seen.split(":")[2].split(",") if xid and int(xid) < mark.xid]
+    def _set(self, look: Look, rows: Sequence[Drawn]) -> None:
+        _, xmax, open_xids = rows[0].seen.split(":")
+        xids = [int(xid) for xid in open_xids.split(",") if xid]
+        # The bounds stay behind a transaction of this node: those that began after it end without any notice. One below
+        # xmax, because the snapshot lists the open ones up to there. The newest one with the fewest late transactions,
+        # because claims look for the jobs of each that ends. Not the oldest one: a transaction that is late at the next
+        # draw has no job before it.
+        marks = [mark for mark in reversed(self._marks) if mark.xid < int(xmax)][: self._max_marks]
+        if not marks:
+            return
+        mark = min(marks, key=lambda mark: sum(xid < mark.xid for xid in xids))
+        late = [xid for xid in xids if xid < mark.xid]
         if len(late) > MAX_LATE:
             return
+        limit = mark.began_at - self._slack
         bounds: dict[str, dict[int, Bound]] = {}
         for row in rows:
             bounds.setdefault(row.queue, {})[row.rank] = min(row.first_at or limit, limit)

@@ -55,7 +55,8 @@ def _push_set(store: Store, jobs: Sequence[JobPayload], *, chunk_size: int) -> S
         """Return the results other than `ALL_STORED`."""
         clock = store.clock()
         if len(places) > chunk_size:
-            clock = store.now()  # the places of all jobs count from one time
+            with connection.cursor() as cursor:
+                clock = clock or dialect.time_of_write(cursor)  # the places of all jobs count from one time
             if may_exist or any(map(unique_key_of, jobs)):
                 dialect.lock_stored(connection, [(place, distinct[place]) for place in places], clock)
         results = []

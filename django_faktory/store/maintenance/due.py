@@ -5,6 +5,7 @@ Each function is safe to run on several nodes at once; there is no leader.
 
 from __future__ import annotations
 
+from datetime import datetime
 from typing import Any
 
 from django.db import connections
@@ -22,19 +23,22 @@ from ..locks import locks
 from ..store import Store
 from ..transactions import read, run
 from . import retention
+from .turns import LONG_AGO
 
 CHUNK = 500
 CLEAR_PORTION = 20
 """Sets of dead rows that lose their expiry before maintenance continues with its other steps."""
 
 
-def enqueue_due(store: Store, *, limit: int = CHUNK) -> set[str]:
-    """Enqueue at most `limit` due jobs; return their queues, empty if none was due."""
+def enqueue_due(store: Store, *, limit: int = CHUNK, since: datetime | None = None) -> set[str]:
+    """Enqueue at most `limit` jobs that are due, the earliest not before `since`; return their queues."""
 
     def verb(connection: BaseDatabaseWrapper) -> set[str]:
         rows: list[tuple[int, str, str | None]] = []
         for jobs in find_delayed_jobs(connection, using=store.alias):
-            due = jobs.filter(run_at__lte=store.clock() or Now()).select_for_update(skip_locked=True)
+            due = jobs.filter(run_at__gte=since or LONG_AGO, run_at__lte=store.clock() or Now()).select_for_update(
+                skip_locked=True
+            )
             rows += due.values_list("pk", "queue", "lock_key")[: limit - len(rows)]
         if rows:
             clock = store.now()

@@ -13,11 +13,13 @@ from typing import Any, NamedTuple
 from django.db import connections
 from django.db.backends.base.base import BaseDatabaseWrapper
 from django.db.models import QuerySet
+from django.db.models.expressions import RawSQL
 from django.db.models.functions import Now
 
 from ...models import Job, Limiter, MaintenanceTurn
 from ...models.cron import CronEntry
 from ..cron.entries import find_unscheduled
+from ..dialects.bounds import Bounds, Drawn
 from ..jobs.failures import reserved_jobs
 from ..locks.locks import unmarked_locks
 from ..transactions import select
@@ -46,23 +48,44 @@ class PendingWork(NamedTuple):
     """Seconds until a limiter makes the next set of jobs ready; None if no job waits for a rate."""
     turn_in_s: float | None = None
     """Seconds until the next turn at one of the given steps may be taken; None if none of them has a row."""
+    due_at: datetime | None = None
+    """When the next scheduled or retrying job is due."""
 
 
 def find_pending_work(
-    *, using: str, now: datetime | None = None, worker_timeout_s: float | None = None, steps: tuple[str, ...] = ()
+    *,
+    using: str,
+    now: datetime | None = None,
+    worker_timeout_s: float | None = None,
+    steps: tuple[str, ...] = (),
+    bounds: Bounds | None = None,
 ) -> PendingWork:
     """Return when the next job and the next turn at one of `steps` are due; with `worker_timeout_s` also whether other
     work is pending.
 
-    Each part reads the head of an index, so its cost does not depend on the number of stored jobs.
+    Each part reads the head of an index, so its cost does not depend on the number of stored jobs. `bounds` has a bound
+    for queries with the same parameters, before which PostgreSQL keeps entries of ended jobs (ADR 0046).
     """
     sql, values, heads = _build_statement(using, worker_timeout_s, steps)
+    bounds = bounds or Bounds()
+    look = bounds.look([_TIMES])
+    if is_postgresql := connections[using].vendor == "postgresql":
+        names, _, starts, _, late = look.values
+        # An xid for each bound, but not for each second: bounds are used while queries from the beginning take long.
+        values = (names, starts, late, *values, not look.full)
     [row] = select(sql, values, using=using)
     clock, *times = (value if value is None else _convert_time(connections[using], value) for value in row[: heads + 4])
     # Compared with the database's clock: the clocks of two nodes may differ.
     delays_s = [None if time is None else (time - (now or clock)).total_seconds() for time in times]  # type: ignore[operator]  # the first column is never NULL
     due_in_s = min((seconds for seconds in delays_s[3:] if seconds is not None), default=None)
-    has_expired_locks, *requested = map(bool, row[heads + 4 :])
+    due_at = min(filter(None, times[3:]), default=None)
+    checks = [*row[heads + 4 :]]
+    if is_postgresql:
+        *checks, seen, xid = checks
+        # No bound passes what is over: it stays until a step has committed.
+        drawn = [] if any(checks) else [Drawn(_TIMES, 0, due_at, seen, xid, clock)]  # type: ignore[arg-type]
+        bounds.conclude(look, [(_TIMES, 0)], drawn)
+    has_expired_locks, *requested = map(bool, checks)
     has_expired_reservations, has_silent_workers, has_expired_jobs, has_unscheduled_entries = requested or [False] * 4
     return PendingWork(
         due_in_s=due_in_s,
@@ -74,6 +97,7 @@ def find_pending_work(
         tick_in_s=delays_s[0],
         opens_in_s=delays_s[1],
         turn_in_s=delays_s[2],
+        due_at=due_at,
     )
 
 
@@ -95,25 +119,50 @@ def _build_statement(
     heads = [_compile_first(ticks, "next_at", using), _compile_first(opening, "opens_at", using)]
     # Rows of steps that another version of this package has do not count.
     heads.append(_compile_first(MaintenanceTurn.objects.using(using).filter(step__in=steps or [""]), "next_at", using))
-    heads += [_compile_first(jobs, "run_at", using) for jobs in due]
+    heads += [_compile_first(_behind_bound(jobs, "run_at"), "run_at", using) for jobs in due]
     now, now_values = _compile_now(using)
-    checks = [_compile_first(unmarked_locks(using=using), "expires_at", using)]
+    checks = [_compile_first_over(unmarked_locks(using=using), "expires_at", using)]
     if worker_timeout_s is not None:
-        checks.append(_compile_first(reserved_jobs(using=using), "reserved_until", using))
+        checks.append(_compile_first_over(reserved_jobs(using=using), "reserved_until", using))
         # A condition is cheap here: the tables have one row per worker process, or per cron entry.
         stale, values = _compile(find_stale_workers(worker_timeout_s, using=using).values("pk"), using)
         checks.append((f"EXISTS ({stale})", values))
-        checks.append(_compile_first(find_expiring_jobs(using=using), "expires_at", using))
+        checks.append(_compile_first_over(find_expiring_jobs(using=using), "expires_at", using))
         unscheduled, values = _compile(find_unscheduled(using=using).values("pk"), using)
         checks.append((f"EXISTS ({unscheduled})", values))
     parts = [(now, now_values), *heads]
     for sql, values in checks:
         parts.append((sql, values) if sql.startswith("EXISTS") else (f"{sql} <= {now}", (*values, *now_values)))
+    bound = ""
+    if connection.vendor == "postgresql":
+        bound = _BOUND
+        parts.append((_SEEN, ()))
     return (
-        f"SELECT {', '.join(sql for sql, _ in parts)}",
+        f"{bound}SELECT {', '.join(sql for sql, _ in parts)}",
         tuple(value for _, params in parts for value in params),
         len(heads) - 3,
     )
+
+
+_TIMES = ""
+"""Name of the bound of times, which no queue has."""
+_BOUND = """
+WITH bound (at) AS (
+  SELECT starts[cardinality(starts)] FROM faktory_starts_1(%s, %s, %s, pg_current_snapshot()) AS f (starts))
+"""
+_SEEN = "pg_current_snapshot()::text, CASE WHEN %s THEN pg_current_xact_id()::text::bigint END"
+
+
+def _compile_first_over(rows: QuerySet[Any], column: str, using: str) -> tuple[str, tuple[Any, ...]]:
+    # With an end: later entries may be those of jobs that ended before their time was over.
+    return _compile_first(_behind_bound(rows, column, **{f"{column}__lte": Now()}), column, using)
+
+
+def _behind_bound(rows: QuerySet[Any], column: str, **conditions: Any) -> QuerySet[Any]:
+    """Leave out times before the bound, and rows that do not meet the conditions, on PostgreSQL."""
+    if connections[rows.db].vendor != "postgresql":
+        return rows
+    return rows.filter(**{f"{column}__gte": RawSQL("SELECT at FROM bound", ())}, **conditions)
 
 
 def _compile_first(rows: QuerySet[Any], column: str, using: str) -> tuple[str, tuple[Any, ...]]:

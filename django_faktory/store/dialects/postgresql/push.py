@@ -24,7 +24,7 @@ _json = msgspec.json.Encoder()
 _NAME = "faktory_push_1"
 
 # No row is locked before the insert: a statement that stores one row holds no other row lock while it waits for this
-# one.
+# one. The clock is read once the transaction has an xid: claims must see that it is open from this time on (ADR 0046).
 PUSH_ONE = Command(
     "faktory_push_one",
     ["text", "text", "text", "smallint", "text", "int", "int", "smallint", "int", "timestamptz", "timestamptz"],
@@ -32,7 +32,8 @@ PUSH_ONE = Command(
 INSERT INTO {JOB} AS old ({INSERTED})
 SELECT jid, jobtype, queue, CASE WHEN at > now THEN 'scheduled' ELSE 'enqueued' END, -priority, text, retry,
   reserve_for, backtrace, result_ttl, CASE WHEN at > now THEN at END, CASE WHEN at > now THEN NULL ELSE now END
-FROM (VALUES ($1, $2, $3, $4, $5, $6, $7, $8, $9, $10, COALESCE($11, STATEMENT_TIMESTAMP())))
+FROM (VALUES ($1, $2, $3, $4, $5, $6, $7, $8, $9, $10,
+    COALESCE($11, (SELECT CLOCK_TIMESTAMP() FROM pg_current_xact_id()))))
   AS j (jid, jobtype, queue, priority, text, retry, reserve_for, backtrace, result_ttl, at, now)
 ON CONFLICT (jid) DO UPDATE SET {", ".join(f"{column} = excluded.{column}" for column in REPLACED)}
 WHERE {replaceable("old.")}""",
