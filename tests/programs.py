@@ -18,6 +18,9 @@ WITH_US = ending_with_us(signal.SIGKILL)
 leaves no worker behind that takes jobs of the next run.
 """
 
+ENDS_WITHIN_S = 5
+"""Time for a measured program to end before it is killed."""
+
 fork_servers = {}
 """The fork servers, by what they pass on: their client, because a forked pytest process must not use its parent's, and
 the signals that they ignore.
@@ -85,11 +88,16 @@ class Program:
         return code
 
     def clean_up(self):
-        """Kill the program and all processes that it started."""
+        """Kill the program and all processes that it started; let it end first if its coverage is measured."""
         if self._process.poll() is None:
             with suppress(psutil.NoSuchProcess):
                 self._family += psutil.Process(self.pid).children(recursive=True)
-            self.signal(signal.SIGKILL)
+            if "COVERAGE_PROCESS_CONFIG" in os.environ:  # a killed process writes no coverage
+                self.signal(signal.SIGTERM)
+                with suppress(subprocess.TimeoutExpired):
+                    self._process.wait(ENDS_WITHIN_S)
+            if self._process.poll() is None:
+                self.signal(signal.SIGKILL)
         self._process.wait(60)
         with suppress(ProcessLookupError):
             os.killpg(self.pid, signal.SIGKILL)  # orphaned processes keep its output open

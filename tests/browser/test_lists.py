@@ -20,7 +20,7 @@ return [...document.querySelectorAll('#result_list tbody tr:first-child > *')]
 def test_no_column_of_the_list_of_jobs_is_cut(screen, state):
     text = json.dumps({"args": ["anna@example.org", "x" * 300]}, separators=(",", ":"))
     failure = json.dumps({"message": "no_answer_" * 30}, separators=(",", ":"))
-    for name in ("dead", "retries"):
+    for name in ("dead", "retries", "succeeded"):
         JobFactory(
             **{name: True}, jid=f"01a223cf89928fda3d86ed1012c4{name[:4]}", payload=text, failure=failure,
             jobtype="warehouse.tasks.reserve_stock_for_order", errtype="shop.errors.PartnerDoesNotAnswer",

@@ -250,6 +250,15 @@ def check_charts(charts):
         assert [title for title in titles if title not in texts and not title.endswith(" 0 0")] == []
 
 
+def test_pages_of_this_package_show_their_place_as_lists_of_django_do(screen):
+    style = "() => { const {backgroundColor, padding} = getComputedStyle(document.querySelector('.breadcrumbs'));"
+    seen, styles = screen(), set()
+    for path in ("job/", "overview/"):
+        seen.go(f"{PATH}{path}")
+        styles.add(seen.page.evaluate(f"{style} return backgroundColor + padding; }}"))
+    assert len(styles) == 1
+
+
 def test_dead_jobs_can_be_retried_without_javascript(screen):
     fill()
     seen = screen(script=False)

@@ -81,6 +81,13 @@ def test_middleware_also_wraps_async_tasks(use):
     assert middleware.seen[-4:] == ["outer runs async_add [1, 2]", "async begins", "async ends", "outer ran"]
 
 
+def test_middleware_that_wraps_only_async_runs_leaves_others_alone(use):
+    use("Async")
+    tasks.add.enqueue(1, 2)
+    assert work().result == "3"
+    assert middleware.seen == []
+
+
 def test_middleware_runs_inside_the_transaction_of_an_atomic_task(use):
     use("Refuses")
     Job.objects.all().delete()
@@ -111,9 +118,10 @@ def test_middleware_cannot_swallow_an_enqueue_error(use):
         tasks.noop.enqueue()
 
 
-def test_middleware_can_turn_a_task_error_into_success(use):
+@pytest.mark.parametrize("task", [tasks.fails, tasks.async_fails])
+def test_middleware_can_turn_a_task_error_into_success(use, task):
     use("Swallows")
-    tasks.fails.enqueue()
+    task.enqueue()
     assert work().result == "null"
 
 
@@ -145,6 +153,13 @@ def test_a_task_runs_in_the_context_it_was_enqueued_in(use, task):
     assert jsontext.decode(work().result) == ["de", "Asia/Tokyo", "r-1", TRACEPARENT]
     assert (translation.get_language(), timezone.get_current_timezone_name(), tracing.current_context()) == before
     assert custom() | {"locale": "de", "timezone": "Asia/Tokyo", **context} == custom()
+
+
+def test_no_language_and_a_time_zone_without_a_name_are_not_carried(use):
+    use(*CONTEXT)
+    with translation.override(None), timezone.override(timezone.get_fixed_timezone(120)):
+        tasks.noop.enqueue()
+    assert custom() == {"result_ttl": 86_400}
 
 
 def test_a_job_enqueued_by_a_job_inherits_the_request_id(use):
