@@ -159,10 +159,7 @@ def create(request: Request) -> Steps[int]:
         raise JobCreationFailed(f"job of {fn!r}: the server is unavailable, or its reply was lost: {error}") from error
     except REDIS_ERRORS as error:
         raise JobCreationFailed(f"job of {fn!r} was refused: {error}") from error
-    try:
-        return int(reply)
-    except (TypeError, ValueError):
-        raise JobCreationFailed(f"job of {fn!r}: expected an id, got {reply!r:.80}") from None
+    return int(reply)
 
 
 def wait(fn: str, id_: int, timeout_s: float | None) -> Steps[None]:

@@ -22,7 +22,7 @@ from django_faktory.contrib.gearmonkey import (
     UnusableServer,
     Worker,
 )
-from django_faktory.contrib.gearmonkey.address import connect, examine
+from django_faktory.contrib.gearmonkey.address import connect, examine, sentinels_of
 from django_faktory.contrib.gearmonkey.inspection import health
 from django_faktory.contrib.gearmonkey.redis_worker import RedisWorker
 from django_faktory.errors import BrokerUnavailable, FaktoryError
@@ -244,6 +244,17 @@ class TestWhatCannotBe:
     def test_an_invalid_server_address_is_rejected(self, url):
         with pytest.raises(UnusableServer, match=r"expected|no server is known"):
             Client(url or "none")
+
+    def test_an_older_server_is_rejected_with_the_expected_version(self, redis, monkeypatch):
+        monkeypatch.setattr(redis, "info", lambda section: {"redis_version": "6.0.16"})
+        with pytest.raises(UnusableServer, match=r"Redis 6\.0\.16: expected 6\.2 or newer"):
+            examine(redis, ["f"])
+
+    def test_a_master_behind_a_sentinel_gets_the_credentials_of_the_url(self):
+        client = connect("redis+sentinel://ann:p%40ss@localhost:26379,other/jobs/2")
+        options = client.connection_pool.connection_kwargs
+        assert [options[name] for name in ("username", "password", "db")] == ["ann", "p@ss", 2]
+        assert [one.connection_pool.connection_kwargs["port"] for one in sentinels_of(client)] == [26_379] * 2
 
     def test_a_server_that_evicts_keys_causes_a_warning(self, redis, server, caplog):
         redis.config_set("maxmemory-policy", "allkeys-lru")

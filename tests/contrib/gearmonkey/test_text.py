@@ -6,6 +6,7 @@ The raw half shows how Redis answers a naive peer's commands; "ours" in a test n
 import hashlib
 import threading
 import time
+from datetime import UTC, datetime
 
 import pytest
 from redis import ResponseError
@@ -94,6 +95,13 @@ class TestMaking:
         assert client.run("f", "new") == 2
         assert client.get("f", 2).raw == {b"status": b"idle", b"input": b"new"}
         assert redis.ttl("job:f:2") == -1
+
+    def test_w27_a_new_job_takes_the_first_free_id_behind_ten_thousand_old_jobs(self, redis, client):
+        pipeline = redis.pipeline()
+        for id in range(1, 10_001):
+            pipeline.hset(f"job:f:{id}", "status", "success")
+        pipeline.execute()
+        assert client.run("f", "new") == 10_001
 
     @pytest.mark.parametrize("input", [b"", b"\x00\xff\r\n", "grün".encode()])
     def test_w29_input_and_output_are_bytes_and_may_be_empty(self, client, work, input):
@@ -374,6 +382,31 @@ class TestEnding:
             client.run("f", "x", "normal", [OPT_BLOCKING], timeout)
         assert redis.keys("*") == []
 
+    @pytest.mark.parametrize("fn", ["", "a:b", "x" * 101, "a b", None])
+    def test_an_invalid_function_is_rejected_before_anything_is_sent(self, redis, server, client, fn):
+        for act in (lambda: client.run(fn, "x"), lambda: client.get(fn, 1), lambda: Worker(server.url).accept(fn)):
+            with pytest.raises(ValueError, match="function: expected 1 to 100 characters"):
+                act()
+        assert redis.keys("*") == []
+
+    @pytest.mark.parametrize(
+        ("prio", "scheduled", "words"),
+        [
+            ("normal", 5, "scheduled: expected it with prio 'scheduled', and only there"),
+            ("scheduled", None, "scheduled: expected it with prio 'scheduled', and only there"),
+            ("scheduled", datetime(2030, 1, 1), "scheduled: expected an aware datetime"),  # noqa: DTZ001
+        ],
+    )
+    def test_an_invalid_time_is_rejected_before_anything_is_sent(self, redis, client, prio, scheduled, words):
+        with pytest.raises(ValueError, match=words):
+            client.run("f", "x", prio, scheduled=scheduled)
+        assert redis.keys("*") == []
+
+    def test_a_time_is_a_number_or_an_aware_datetime_also_as_the_limit(self, redis, client):
+        client.run("f", "x", "scheduled", scheduled=datetime(2030, 1, 1, tzinfo=UTC))
+        client.run("f", "x", "scheduled", [], 1_893_456_000)
+        assert redis.zrange("queue:f:scheduled", 0, -1, withscores=True) == [(b"1", 1.893456e9), (b"2", 1.893456e9)]
+
     @pytest.mark.parametrize("prio", ["urgent", "HIGH", "", None, 5, b"high", ["high"]])
     def test_an_unknown_priority_is_rejected_before_anything_is_sent(self, redis, client, prio):
         with pytest.raises(ValueError, match=r"prio: expected one of .*high.*, got"):
@@ -392,6 +425,36 @@ class TestEnding:
     def test_a_worker_without_a_function_does_not_start(self, server):
         with pytest.raises(ValueError, match="call accept first"):
             Worker(server.url).run()
+
+    def test_a_job_of_a_worker_that_defines_no_work_fails_with_the_reason(self, work, client):
+        work(f=None)
+        client.run("f", "x", options=[OPT_BLOCKING], timeout=10)
+        assert client.get("f", 1).text == (
+            "NotImplementedError: Worker.work: expected a subclass to define it; it got 1 bytes"
+        )
+
+    def test_a_worker_knows_its_job_and_reports_its_progress(self, work, client):
+        seen = []
+
+        def count(_):
+            worker.update(1, 4)
+            seen.append((worker.job, client.get("f", 1)))
+            for invalid in ((5, 4), (-1, 4), (0, 0), (1.5, 4), (True, 4)):
+                with pytest.raises(ValueError, match="0 to divisor of divisor above 0"):
+                    worker.update(*invalid)
+
+        worker = work(f=count)
+        worker.update(1, 4)  # without a job it has no effect
+        client.run("f", "x", options=[OPT_BLOCKING], timeout=10)
+        [(job, found)] = seen
+        assert (job, found.dividend, found.divisor) == (("f", "1"), 1, 4)
+        assert client.get("f", 1).status == Status.SUCCESS
+        wait_until(lambda: worker.job is None)
+
+    def test_a_status_that_no_peer_should_write_is_read_as_unknown(self, redis, client):
+        redis.hset("job:f:9", mapping={"status": b"\xff", "status:dividend": "half", "status:divisor": "4"})
+        job = client.get("f", 9)
+        assert (job.status, job.dividend, job.divisor) == (Status.UNKNOWN, None, 4)
 
     def test_w21_workers_are_counted_while_they_run(self, redis, work):
         first, _ = work(f=shout), work(f=shout)

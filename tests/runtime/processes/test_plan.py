@@ -1,6 +1,7 @@
 """Test the run configuration that results from options and settings of runfaktory."""
 
 import os
+import socket
 from importlib import import_module
 
 import pytest
@@ -74,6 +75,12 @@ def test_several_servers_share_the_port(plan):
 @pytest.mark.skipif(KIND != "sqlite", reason="about SQLite")
 def test_on_sqlite_there_is_one_server(plan):
     with pytest.raises(CommandError, match="--servers: expected 1 on SQLite"):
+        plan(servers="2")
+
+
+def test_without_shared_ports_there_is_one_server(plan, monkeypatch):
+    monkeypatch.delattr(socket, "SO_REUSEPORT", raising=False)
+    with pytest.raises(CommandError, match="--servers: expected 1, because processes cannot share a port"):
         plan(servers="2")
 
 
