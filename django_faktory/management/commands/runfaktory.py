@@ -272,18 +272,9 @@ def _reopen_closed_streams() -> bool:
     closed = [stream for stream in _STREAMS if getattr(sys, stream[1]) is None]
     for number, name, mode in closed:
         null = os.open(os.devnull, os.O_RDWR)
-        if null == number or _is_closed(number):
-            os.dup2(null, number)
-            os.set_inheritable(number, True)  # for child programs; dup2 onto the same number leaves the flag as it is
+        if null == number:
+            os.set_inheritable(number, True)  # for child programs
         setattr(sys, name, open(os.dup(null), mode))  # noqa: SIM115  (open until the process ends)
         if null != number:
             os.close(null)
     return bool(closed)
-
-
-def _is_closed(number: int) -> bool:
-    try:
-        os.fstat(number)
-    except OSError:
-        return True
-    return False
