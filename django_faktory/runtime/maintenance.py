@@ -35,7 +35,7 @@ from ..store.locks import backfill, locks
 from ..store.maintenance import due
 from ..store.maintenance.pending_work import PendingWork, find_pending_work
 from ..store.maintenance.retention import Retention
-from ..store.maintenance.turns import LEASE_S, NodeTurns
+from ..store.maintenance.turns import LEASE_S, NodeTurns, forget_readings
 from ..store.maintenance.vacuum import Vacuumer
 from ..store.outages import of_this_node
 from ..store.statistics import deltas, histograms
@@ -164,7 +164,9 @@ class Maintenance(Loop):
         self._wake_at = math.inf
         self._next_job_due_at: float | None = None  # by the monotonic clock, as of the latest query
         self._check_all_at = 0.0
-        self._bounds = {checks_all: Bounds(full_look_s=FULL_LOOK_S, max_marks=3) for checks_all in (False, True)}
+        self._bounds = {
+            checks_all: Bounds(full_look_s=FULL_LOOK_S, max_marks=3, takes_turns=False) for checks_all in (False, True)
+        }
         self._pending: PendingWork | None = None  # as of the latest query; None after a failed one
         self._step_due_at: dict[str, float] = {}  # next run of the steps without turns
         self._listens_since = math.inf  # without interruption; inf while the database is unreachable
@@ -523,6 +525,7 @@ class Maintenance(Loop):
     def _forget_queues(self) -> bool:
         after = self._positions.get("unused", "")
         count, self._positions["unused"] = queues.forget_unused(using=self.alias, after=after)
+        forget_readings(using=self.alias)
         if count:
             logger.info("forgot queues that were not used queues=%d", count)
         return bool(self._positions["unused"])

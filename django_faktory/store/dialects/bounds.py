@@ -16,8 +16,9 @@ from typing import NamedTuple
 
 MAX_PRIORITIES, MAX_QUEUES, MAX_LATE = 8, 1000, 32
 """Numbers of priorities of a queue and of queues with bounds, and of late transactions with which bounds are drawn."""
-FULL_LOOK_FACTOR = 100
-"""A queue is read from its beginning after this multiple of the time that it took before."""
+FULL_LOOK_FACTOR, COSTLY_S = 100, 0.01
+"""A queue is read from its beginning after this multiple of the time that it took before; by one node at a time if it
+took longer than this time."""
 
 Bound = datetime | None
 """None: from the beginning."""
@@ -37,6 +38,8 @@ class Drawn(NamedTuple):
     """Snapshot: xmin, xmax and the xids of open transactions."""
     xid: int | None
     began_at: datetime
+    has_turn: bool = False
+    """Whether it was read from the beginning of the queue."""
 
 
 class _Mark(NamedTuple):
@@ -79,6 +82,7 @@ class _Queue:
     def __init__(self, name: str) -> None:
         self.parts = _Parts.of(name, {}, {})
         self.draw_at = self.full_look_at = 0.0
+        self.is_costly = False
 
 
 class Look(NamedTuple):
@@ -87,6 +91,8 @@ class Look(NamedTuple):
     values: tuple[list[str], str, str, str, str | None]
     late: dict[str, dict[int, Bound]]
     full: list[_Queue]
+    wanted: list[str]
+    """Queues that `faktory_bounds_1` reads from their beginning if this node gets the turn, because that takes long."""
     draws: bool
     """Whether `faktory_bounds_1` has to be called."""
     is_due: bool
@@ -97,8 +103,9 @@ class Bounds:
     """The bounds of one node. Thread-safe.
 
     `period_s` is the time between two bounds of a queue. `slack` is by how much the clock of the database may go back.
-    `full_look_s` is the shortest and the longest time between two readings of a queue from its beginning. Beside late
-    transactions a bound trails by at most `max_marks` periods.
+    `full_look_s` is the shortest and the longest time between two readings of a queue from its beginning; with
+    `takes_turns`, one node at a time does so if it takes long. Beside late transactions a bound trails by at most
+    `max_marks` periods.
     """
 
     def __init__(
@@ -108,12 +115,13 @@ class Bounds:
         slack: timedelta = timedelta(seconds=0.05),
         full_look_s: tuple[float, float] = (1.0, 10.0),
         max_marks: int = 32,
+        takes_turns: bool = True,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         self._period_s, self._slack, self._full_look_s, self._clock = period_s, slack, full_look_s, clock
         self._queues: dict[str, _Queue] = {}
         self._marks: deque[_Mark] = deque(maxlen=max_marks + 1)
-        self._max_marks = max_marks
+        self._max_marks, self._takes_turns = max_marks, takes_turns
         self._lock = threading.Lock()
 
     def look(self, queues: Iterable[str], *, draws: bool = False) -> Look:
@@ -122,6 +130,7 @@ class Bounds:
         found: list[_Parts] = []
         late: dict[str, dict[int, Bound]] = {}
         full: list[_Queue] = []
+        wanted: list[str] = []
         is_due = False
         for name in queues:
             queue = self._queues.get(name)
@@ -131,7 +140,11 @@ class Bounds:
             parts = queue.parts
             if parts.late:
                 late[name] = parts.late
-            if now >= queue.full_look_at:
+            if now >= queue.full_look_at and queue.is_costly:
+                if draws:
+                    queue.full_look_at = now + self._full_look_s[0]
+                    wanted.append(name)
+            elif now >= queue.full_look_at:
                 queue.full_look_at = now + self._full_look_s[1]  # until `conclude` knows how long it took
                 full.append(queue)
                 parts = parts._replace(starts=_join(*[_BEGINNING] * len(parts.names)))
@@ -140,20 +153,25 @@ class Bounds:
             found.append(parts)
         names, ranks, starts, ends = found[0][2:] if len(found) == 1 else _merge(found)
         values = (names, f"{{{ranks}}}", f"{{{starts}}}", f"{{{ends}}}", _encode(late) if late else None)
-        return Look(values, late, full, draws and (is_due or bool(late)), is_due, now)
+        return Look(values, late, full, wanted, draws and (is_due or bool(late or wanted)), is_due, now)
 
     def conclude(self, look: Look, claimed: Iterable[tuple[str, int]], drawn: Sequence[Drawn]) -> None:
         """Note the queues and priorities of claimed jobs, and new bounds."""
         now = self._clock()
         for queue in look.full:
             shortest_s, longest_s = self._full_look_s
-            queue.full_look_at = now + min(max(FULL_LOOK_FACTOR * (now - look.began_at), shortest_s), longest_s)
+            took_s = now - look.began_at
+            queue.full_look_at = now + min(max(FULL_LOOK_FACTOR * took_s, shortest_s), longest_s)
+            queue.is_costly = self._takes_turns and took_s > COSTLY_S
         for name, rank in claimed:
             found = self._queues.get(name)
             if found is None or (rank not in found.parts.bounds and len(found.parts.bounds) < MAX_PRIORITIES):
                 self._add(name, rank)
         if drawn:
             self._draw(look, drawn, now)
+        for row in drawn:
+            if row.has_turn and (known := self._queues.get(row.queue)):
+                known.is_costly = now - look.began_at > COSTLY_S
 
     def _add(self, name: str, rank: int) -> None:
         with self._lock:

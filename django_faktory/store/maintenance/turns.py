@@ -84,5 +84,11 @@ class NodeTurns:
         return MaintenanceTurn.objects.using(self._using).filter(step__in=steps)
 
 
+def forget_readings(*, using: str) -> None:
+    """Delete the turns of queues that no node has read from their beginning for a day (`faktory_bounds_1`)."""
+    old = MaintenanceTurn.objects.using(using).filter(step__startswith="read ", next_at__lt=Now() - timedelta(days=1))
+    run(using, lambda _: old.delete(), atomic=False, writes=True)
+
+
 def _update(rows: QuerySet[MaintenanceTurn], **values: object) -> int:
     return run(rows.db, lambda _: rows.update(**values), atomic=False, writes=True)

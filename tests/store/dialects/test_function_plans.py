@@ -169,7 +169,7 @@ CALLS = {
         function("faktory_prefetch_1"),
         [["default", "empty"], [2, 2], 1, 60.0, ["w1"], None, *PARTS],
     ),
-    "bounds": lambda: (function("faktory_bounds_1"), [*PARTS[:3], LATE, True]),
+    "bounds": lambda: (function("faktory_bounds_1"), [*PARTS[:3], LATE, True, ["default"]]),
     "handed off": hand_off,
     "failing": lambda: (function("faktory_failing_1"), [held()]),
     "saved": save,

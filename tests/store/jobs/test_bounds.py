@@ -13,7 +13,7 @@ from django.db import connection, transaction
 
 from django_faktory.core.limits import Allowance
 from django_faktory.core.payloads import Ack, FetchRequest
-from django_faktory.models import Job
+from django_faktory.models import Job, MaintenanceTurn
 from django_faktory.operations.edit import Changes, edit
 from django_faktory.store.dialects import dialect_of
 from django_faktory.store.dialects.bounds import MAX_LATE, MAX_PRIORITIES, MAX_QUEUES, Bounds, Drawn
@@ -25,6 +25,7 @@ from django_faktory.store.jobs.claims import fetch
 from django_faktory.store.jobs.exchanges import exchange
 from django_faktory.store.jobs.pushes import push
 from django_faktory.store.limits import definitions, limiters
+from django_faktory.store.maintenance.turns import forget_readings
 from django_faktory.store.store import Store
 from tests.factories import JobFactory, payload
 from tests.held import entries_read, held_snapshot, session
@@ -273,7 +274,7 @@ def test_a_job_that_a_user_inserts_at_an_old_place_is_found_by_the_next_reading_
 
 def test_a_queue_whose_reading_takes_long_is_read_from_its_beginning_less_often():
     now = [0.0]
-    bounds = Bounds(clock=lambda: now[0])
+    bounds = Bounds(clock=lambda: now[0], takes_turns=False)
     for _ in range(2):
         look = bounds.look(["q"])
         now[0] += 0.05
@@ -284,6 +285,38 @@ def test_a_queue_whose_reading_takes_long_is_read_from_its_beginning_less_often(
     now[0] += 0.2
     assert bounds.look(["q"]).full
     assert not bounds.look(["q"]).full, "another reading has begun"
+
+
+def test_one_node_reads_a_queue_from_its_beginning_every_10_s_if_that_takes_long():
+    now = [0.0]
+
+    def straggler():
+        now[0] += 60
+        return JobFactory(enqueued_at=datetime(2020, 1, 1, tzinfo=UTC)).jid
+
+    def slow_node():
+        one = node(clock=lambda: now[0], full_look_s=(1.0, 10.0))
+        advance(one)
+        now[0] += 60
+        look = one.bounds.look(["default"])
+        now[0] += 1
+        one.bounds.conclude(look, [], [])
+        return one
+
+    nodes = [slow_node(), slow_node()]
+    first = straggler()
+    assert [jids(take(one)) for one in nodes * 2] == [[], [], [first], []]
+    nodes[0] = slow_node()
+    second = straggler()
+    assert [jids(take(one)) for one in nodes * 2] == [[]] * 4, "another turn began less than 10 s ago"
+    MaintenanceTurn.objects.update(next_at=datetime.now(UTC))
+    now[0] += 60
+    assert [jids(take(one)) for one in reversed(nodes * 2)] == [[], [], [second], []]
+    forget_readings(using="default")
+    assert MaintenanceTurn.objects.count() == 1
+    MaintenanceTurn.objects.update(next_at=datetime.now(UTC) - timedelta(days=2))
+    forget_readings(using="default")
+    assert MaintenanceTurn.objects.count() == 0
 
 
 @pytest.mark.parametrize("seed", range(8))

@@ -79,7 +79,7 @@ def claim_calls(
     count = len(calls)
     if look.draws:
         queue_names, ranks, starts, _, late = look.values
-        calls.append((function("faktory_bounds_1"), [queue_names, ranks, starts, late, look.is_due]))
+        calls.append((function("faktory_bounds_1"), [queue_names, ranks, starts, late, look.is_due, look.wanted]))
 
     def read(results: list[Rows]) -> list[Reservation]:
         claimed = results[:count]

@@ -156,30 +156,53 @@ END $$;
 
 -- Draw new bounds of queues: the place of the first ready job of each part, if it has one (ADR 0046).
 --
--- Gives no row unless they are due and this transaction has written, or a late transaction has ended. One row for each part with
--- a priority; the snapshot is older than the one that has found the job, and the xid and time are those of this transaction.
+-- Gives no row unless they are due and this transaction has written, a late transaction has ended, or this node has the turn
+-- to read one of the `wanted` queues from its beginning, as one node does every 10 s. One row for each part with a priority; the
+-- snapshot is older than the one that has found the job, and the xid and time are those of this transaction.
 CREATE OR REPLACE FUNCTION faktory_bounds_1 (
-  parts text[], ranks smallint[], bounds timestamptz[], late json, is_due boolean
+  parts text[], ranks smallint[], bounds timestamptz[], late json, is_due boolean, wanted text[]
 )
-RETURNS TABLE (queue text, rank smallint, first_at timestamptz, seen text, xid bigint, began_at timestamptz)
+RETURNS TABLE (
+  queue text, rank smallint, first_at timestamptz, seen text, xid bigint, began_at timestamptz, has_turn boolean
+)
 LANGUAGE plpgsql
 SET enable_seqscan = off SET enable_bitmapscan = off SET jit = off SET plan_cache_mode = force_generic_plan AS $$
 #variable_conflict use_column
 DECLARE
   snapshot pg_snapshot := pg_current_snapshot();
-  own xid8 := pg_current_xact_id_if_assigned();
   starts timestamptz[] := bounds;
+  turns text[];
+  taken text[];
+  own xid8;
 BEGIN
   IF late IS NOT NULL THEN
     starts := faktory_starts_1(parts, bounds, late, snapshot);
   END IF;
-  IF starts <> bounds OR is_due AND own IS NOT NULL THEN
+  IF wanted <> '{}' THEN
+    turns := ARRAY(SELECT 'read ' || hashtextextended(name, 0) FROM unnest(wanted) AS w (name) ORDER BY 1);
+    INSERT INTO django_faktory_maintenanceturn (step, next_at, runner)
+    SELECT step, 'epoch', '' FROM unnest(turns) AS t (step) ON CONFLICT (step) DO NOTHING;
+    WITH mine AS (
+      UPDATE django_faktory_maintenanceturn SET next_at = clock_timestamp() + interval '10 s' WHERE step = ANY (ARRAY(
+        SELECT step FROM django_faktory_maintenanceturn
+        WHERE step = ANY (turns) AND next_at <= clock_timestamp() FOR UPDATE SKIP LOCKED))
+      RETURNING step)
+    SELECT array_agg(step) INTO taken FROM mine;
+    IF taken IS NOT NULL THEN
+      starts := ARRAY(
+        SELECT CASE WHEN 'read ' || hashtextextended(part.queue, 0) = ANY (taken) THEN '-infinity' ELSE part.start END
+        FROM unnest(parts, starts) WITH ORDINALITY AS part (queue, start, place) ORDER BY place);
+    END IF;
+  END IF;
+  own := pg_current_xact_id_if_assigned();
+  IF starts <> bounds OR taken IS NOT NULL OR is_due AND own IS NOT NULL THEN
     RETURN QUERY
     SELECT part.queue, part.rank, (
         SELECT enqueued_at FROM django_faktory_job
         WHERE state = 'enqueued' AND queue = part.queue AND sort_priority = part.rank AND enqueued_at >= part.start
         ORDER BY enqueued_at, id LIMIT 1),
-      snapshot::text, own::text::bigint, transaction_timestamp()
+      snapshot::text, own::text::bigint, transaction_timestamp(),
+      COALESCE('read ' || hashtextextended(part.queue, 0) = ANY (taken), FALSE)
     FROM unnest(parts, ranks, starts) AS part (queue, rank, start) WHERE part.rank >= -100;
   END IF;
 END $$;
