@@ -44,10 +44,10 @@ test-all: setup
 	@.venv/bin/python scripts/test.py --all $(if $(filter 1,$(COVERAGE)),--coverage) $(ARGS)
 
 soak: setup
-	@FAKTORY_SOAK_KILLS=200 FAKTORY_SOAK_BATCHES=200 FAKTORY_SOAK_RESTARTS=5 FAKTORY_SOAK_MINUTES=$(MINUTES) \
+	@FAKTORY_SOAK_KILLS=200 FAKTORY_SOAK_BATCHES=200 FAKTORY_SOAK_RESTARTS=5 FAKTORY_SOAK_ROWS=1000000 FAKTORY_SOAK_MINUTES=$(MINUTES) \
 		FAKTORY_MODEL_STEPS=50000 FAKTORY_TEST_TEXTS=7 FAKTORY_DEPLOYS=2000 FAKTORY_PLANS_JOBS=2000000 FAKTORY_TEST_PAIRS=300 \
 		FAKTORY_OUTSIDE=$(OUTSIDE) .venv/bin/python scripts/test.py tests/soak tests/store/model tests/plans tests/deadlocks \
-		tests/outside tests/browser/test_hostile.py tests/deploys/test_two_versions.py $(ARGS)
+		tests/outside tests/faults tests/browser/test_hostile.py tests/deploys/test_two_versions.py $(ARGS)
 
 faults: setup
 	@FAKTORY_FAULTS=$(FAULTS) bash scripts/faults $(ARGS)

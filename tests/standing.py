@@ -10,12 +10,15 @@ from django_faktory.models import Job, JobLock, Limit, Limiter, WorkerProcess
 from tests.waiting import wait_until
 
 
-def suspend_process(pid):
-    """Stop the process between two of its transactions: within one it would keep the database or a row locked."""
+def suspend_process(pid, *, transactions=0):
+    """Stop the process between two of its transactions: within one it would keep the database or a row locked.
+
+    `transactions` is the number of those that its task has open.
+    """
     while True:
         os.kill(pid, signal.SIGSTOP)
         wait_until(lambda: _has_stopped(pid))
-        if not _holds_locks() and not _has_open_transaction():
+        if not _holds_locks() and _count_open_transactions() <= transactions:
             return
         os.kill(pid, signal.SIGCONT)
 
@@ -39,17 +42,21 @@ def _holds_locks():
     return False
 
 
-def _has_open_transaction():
-    """Return True if a session waits inside a transaction: it may hold rows that no other session sees yet."""
-    if connection.vendor != "postgresql":
-        return False
+OPEN_TRANSACTIONS = {
+    "postgresql": "SELECT COUNT(*) FROM pg_stat_activity WHERE datname = current_database()"
+    " AND state LIKE 'idle in transaction%%' AND pid <> pg_backend_pid()",
+    "mysql": "SELECT COUNT(*) FROM information_schema.innodb_trx JOIN information_schema.processlist"
+    " ON id = trx_mysql_thread_id WHERE db = DATABASE() AND id <> CONNECTION_ID()",
+}
+
+
+def _count_open_transactions():
+    """Count the sessions that wait inside a transaction: they may hold rows that no other session sees yet."""
+    if connection.vendor not in OPEN_TRANSACTIONS:
+        return 0
     with connection.cursor() as cursor:
-        cursor.execute(
-            "SELECT COUNT(*) FROM pg_stat_activity "
-            "WHERE datname = current_database() AND state LIKE 'idle in transaction%%' AND pid <> pg_backend_pid()",
-            [],
-        )
-        return bool(cursor.fetchone()[0])
+        cursor.execute(OPEN_TRANSACTIONS[connection.vendor], [])
+        return cursor.fetchone()[0]
 
 
 def _set_busy_timeout(seconds):

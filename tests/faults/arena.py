@@ -44,12 +44,16 @@ class Arena:
 
     def start_workers(self, processes=1, concurrency=4, environment=None):
         """Start a pool of workers for Django tasks; return its program once the workers are ready."""
-        program = self._runfaktory(
+        program = self.begin_workers(processes, concurrency, environment)
+        program.wait_for_log("worker started", times=processes, timeout_s=SOON_S)
+        return program
+
+    def begin_workers(self, processes=1, concurrency=4, environment=None):
+        """Start a pool of workers, and do not wait for them."""
+        return self._runfaktory(
             *("--worker-only", "--processes", str(processes), "--concurrency", str(concurrency)),
             environment={"FAKTORY_FAULTS_FOLDER": str(self.folder)} | (environment or {}),
         )
-        program.wait_for_log("worker started", times=processes, timeout_s=SOON_S)
-        return program
 
     def start_makers(self, count, queue="default", jobtype="noop"):
         """Start `count` clients that push jobs until the verdict."""

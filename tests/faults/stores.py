@@ -77,7 +77,7 @@ class Cluster:
         """Switch to a new database that contains only empty tables."""
         self.database = f"faktory_{secrets.token_hex(4)}"
         self.execute(f"CREATE DATABASE {self.database}", database="postgres")
-        migrate = [sys.executable, "-m", "django", "migrate", "--verbosity", "0"]
+        migrate = [sys.executable, "-m", "django", "migrate", "--run-syncdb", "--verbosity", "0"]
         environment = {**os.environ, "DJANGO_SETTINGS_MODULE": "tests.runtime.processes.settings", **self.environment}
         subprocess.run(migrate, cwd=ROOT, env=environment, check=True)
         return self

@@ -8,3 +8,12 @@ class Mark(models.Model):
 
     def __str__(self):
         return self.text
+
+
+class Effect(models.Model):
+    """What a task did once: a second time violates the constraint."""
+
+    number = models.BigIntegerField(unique=True)
+
+    def __str__(self):
+        return f"{self.number}"
