@@ -14,12 +14,14 @@ from .errors import (
     Discard,
     FaktoryError,
     Kill,
+    Later,
     MissingObject,
     NotUnique,
     ResultTimeout,
     Retry,
     TaskTimeout,
     UnknownBatch,
+    WaitTimedOut,
 )
 
 if TYPE_CHECKING:
@@ -37,6 +39,7 @@ __all__ = [
     "FaktoryError",
     "JobContext",
     "Kill",
+    "Later",
     "Middleware",
     "MissingObject",
     "NotUnique",
@@ -44,6 +47,7 @@ __all__ = [
     "Retry",
     "TaskTimeout",
     "UnknownBatch",
+    "WaitTimedOut",
     "apush",
     "push",
     "task",

@@ -6,6 +6,7 @@ Pure: no Django, no I/O. Every message is one line that states the expected valu
 
 from __future__ import annotations
 
+from datetime import timedelta
 from typing import Any
 
 
@@ -250,6 +251,36 @@ class Discard(TaskControl):
 
 class Kill(TaskControl):
     """Make this job dead at once, even if attempts are left. The text is kept as the reason."""
+
+
+LONGEST_WAIT_S = 10 * 365 * 86_400
+"""Longest time for which a task may defer its job (10 years): dates have a maximum."""
+
+
+class Later(BaseException):
+    """End this run, and run the job again after this time, in the units of `timedelta`: `raise Later(minutes=5)`.
+
+    It uses no attempt. Not an Exception, so that `except Exception` of the task does not catch it.
+    """
+
+    pause: tuple[str, str] | None = None
+    waits_for: str | None = None
+
+    def __init__(self, **duration: float) -> None:
+        self.in_s: float | None = wait_s(timedelta(**duration))
+        super().__init__(f"runs again after {self.in_s:g} s")
+
+
+def wait_s(duration: timedelta | float) -> float:
+    """Return how many seconds a job is deferred. Raises ValueError."""
+    seconds = duration.total_seconds() if isinstance(duration, timedelta) else float(duration)
+    if not 0 <= seconds <= LONGEST_WAIT_S:
+        raise ValueError(f"expected a time of 0 seconds to 10 years, got {duration!r}")
+    return seconds
+
+
+class WaitTimedOut(FaktoryError, TimeoutError):
+    """No signal came before the time-out of `wait_for`. Each later run raises it again."""
 
 
 class InvalidStep(Kill):

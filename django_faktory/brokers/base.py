@@ -28,12 +28,12 @@ from ..core.payloads import (
     JobPayload,
     NewBatch,
     Reservation,
-    StepRecord,
     Tracked,
     TrackUpdate,
     WorkerIdentity,
     interruption_failure,
 )
+from ..core.steps import StepRecord
 from ..errors import FaktoryError
 
 
@@ -207,6 +207,14 @@ class WorkerBroker(ABC):
         """
         raise NotImplementedError
 
+    def find_signal(self, job: Reservation, name: str) -> tuple[int, str] | None:
+        """Return id and payload, JSON, of the oldest signal of this name to the job; None if there is none."""
+        raise NotImplementedError
+
+    def take_signal(self, signal_id: int) -> None:
+        """Delete a signal inside `atomic`, before its payload is recorded as a step."""
+        raise NotImplementedError
+
     def keep_logs(self, acks: Sequence[Ack]) -> None:  # noqa: B027  (optional)
         """Store the log lines of these runs, before their jobs end. Does nothing if the store has no place for them."""
 
@@ -300,6 +308,14 @@ class ManagementBroker(ABC):
             'jobs can be cancelled in this project\'s database only: FAKTORY["BROKER"] = "orm"; a Faktory server '
             "knows no such command"
         )
+
+    def signal(self, jid: str, name: str, payload: str) -> None:  # noqa: ARG002
+        """Send a signal to a job, with JSON, in the caller's transaction if there is one.
+
+        Raises JobNotFound, InvalidTransition if the job has ended, InvalidPayload, and FaktoryError if the store has no
+        signals.
+        """
+        raise FaktoryError('signals need jobs in this project\'s database: FAKTORY["BROKER"] = "orm"')
 
 
 class Broker(WorkerBroker, BatchBroker, ManagementBroker):

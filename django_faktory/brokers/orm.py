@@ -17,15 +17,8 @@ from ..core.locket import Locket
 from ..core.logs import get_logger
 from ..core.loop_connection import InThread, LoopConnection
 from ..core.mutation import Mutation
-from ..core.payloads import (
-    Ack,
-    ExchangeReply,
-    FetchRequest,
-    JobPayload,
-    Reservation,
-    StepRecord,
-    WorkerIdentity,
-)
+from ..core.payloads import Ack, ExchangeReply, FetchRequest, JobPayload, Reservation, WorkerIdentity
+from ..core.steps import StepRecord
 from ..errors import BrokerUnavailable, EndRolledBack, FaktoryError, InvalidPayload
 from ..store import queues, workers
 from ..store.batches import batches
@@ -44,6 +37,7 @@ from ..store.jobs import (
     steps,
     tracking,
     transitions,
+    waits,
 )
 from ..store.locks import locks
 from ..store.notifier.base import ANY_QUEUE
@@ -86,6 +80,7 @@ class OrmBroker(Store, Broker):
     confirm = prefetch.confirm
     extend_locks = locks.extend_held
     fail = failures.fail
+    find_signal = waits.find_signal
     info = counts.snapshot
     interrupt = failures.interrupt
     keep_logs = run_logs.keep_logs
@@ -97,6 +92,8 @@ class OrmBroker(Store, Broker):
     read_step_result = steps.read_step_result
     read_steps = steps.read_steps
     release = releases.release
+    signal = waits.signal
+    take_signal = waits.take_signal
     track_get = tracking.track_get
     track_set = tracking.track_set
     withdraw_batches = batches.withdraw

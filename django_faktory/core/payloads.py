@@ -241,25 +241,6 @@ class Tracked(msgspec.Struct, frozen=True, kw_only=True, gc=False):
     """Time of the latest report."""
 
 
-class StepRecord(msgspec.Struct, frozen=True, kw_only=True, gc=False):
-    """A committed step of a job, or how far a walk over rows has come."""
-
-    name: str
-    key: str = ""
-    """Tells steps of one name apart, which a loop runs."""
-    result: str | None = None
-    """JSON of its result; encrypted if the arguments of the job are."""
-    ran_s: float = 0.0
-    """Seconds from its begin to its commit; of a walk, from its begin in the latest run."""
-    reached: str | None = None
-    """Place of the last row of a walk that is done, as text; encrypted like the result."""
-    done: int | None = None
-    """Number of rows of a walk that are done; None for a step."""
-    total: int | None = None
-    """Number of rows of a walk when it began, if known."""
-    is_finished: bool = True
-
-
 class NewBatch(msgspec.Struct, frozen=True, kw_only=True, gc=False):
     """A batch to create. Its callbacks get their `_bid` and `_cb` when they are enqueued."""
 

@@ -233,6 +233,7 @@ class Migration(migrations.Migration):
                 ('bid', django_faktory.models.fields.ExactCharField(help_text='The batch it is a member of.', max_length=255, null=True)),
                 ('callback_of', django_faktory.models.fields.ExactCharField(help_text='The batch whose callback it is.', max_length=255, null=True)),
                 ('about', django_faktory.models.fields.ExactCharField(help_text='The related object, as app.model/pk.', max_length=255, null=True)),
+                ('waits_for', django_faktory.models.fields.ExactCharField(help_text='Name of the signal for which it waits, if it is scheduled (ADR 0052).', max_length=100, null=True)),
                 ('errtype', django_faktory.models.fields.ExactCharField(db_default='', default='', help_text='Path of the exception class of its latest failure.', max_length=100)),
                 ('failure', models.TextField(db_default='', default='', help_text='JSON of the latest failure, as FETCH returns it.')),
                 ('history', models.TextField(db_default='', default='', help_text='JSON array of all failed attempts.')),
@@ -289,6 +290,7 @@ class Migration(migrations.Migration):
                 ('bid', django_faktory.models.fields.ExactCharField(help_text='The batch it is a member of.', max_length=255, null=True)),
                 ('callback_of', django_faktory.models.fields.ExactCharField(help_text='The batch whose callback it is.', max_length=255, null=True)),
                 ('about', django_faktory.models.fields.ExactCharField(help_text='The related object, as app.model/pk.', max_length=255, null=True)),
+                ('waits_for', django_faktory.models.fields.ExactCharField(help_text='Name of the signal for which it waits, if it is scheduled (ADR 0052).', max_length=100, null=True)),
                 ('errtype', django_faktory.models.fields.ExactCharField(db_default='', default='', help_text='Path of the exception class of its latest failure.', max_length=100)),
                 ('failure', models.TextField(db_default='', default='', help_text='JSON of the latest failure, as FETCH returns it.')),
                 ('history', models.TextField(db_default='', default='', help_text='JSON array of all failed attempts.')),
@@ -379,6 +381,21 @@ class Migration(migrations.Migration):
             bases=('django_faktory.queue',),
         ),
         migrations.CreateModel(
+            name='JobSignal',
+            fields=[
+                ('id', models.BigAutoField(auto_created=True, primary_key=True, serialize=False, verbose_name='ID')),
+                ('job_id', models.BigIntegerField(help_text="The id of the job's row.")),
+                ('pushed_at', models.DateTimeField(help_text='The time at which the job was pushed.')),
+                ('name', django_faktory.models.fields.ExactCharField(max_length=100)),
+                ('payload', models.TextField(help_text='JSON.')),
+                ('sent_at', models.DateTimeField(db_default=django.db.models.functions.datetime.Now())),
+            ],
+            options={
+                'default_permissions': (),
+                'indexes': [models.Index(fields=['job_id', 'name'], name='faktory_signal_job')],
+            },
+        ),
+        migrations.CreateModel(
             name='JobStep',
             fields=[
                 ('pk', models.CompositePrimaryKey('job_id', 'name', 'key', blank=True, editable=False, primary_key=True, serialize=False)),
@@ -392,6 +409,7 @@ class Migration(migrations.Migration):
                 ('done', models.BigIntegerField(help_text='Number of rows that are done; NULL: a step without rows.', null=True)),
                 ('total', models.BigIntegerField(help_text='Number of rows at its begin, if known.', null=True)),
                 ('is_finished', models.BooleanField()),
+                ('until', models.DateTimeField(help_text='End of a sleep, or time-out of a wait for a signal.', null=True)),
                 ('started_at', models.DateTimeField()),
                 ('recorded_at', models.DateTimeField()),
             ],

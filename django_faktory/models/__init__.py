@@ -13,7 +13,7 @@ from .lock import JobLock
 from .outbox import OutboxEntry
 from .queue import Queue
 from .statistics import Delta, Measure
-from .step import JobStep
+from .step import JobSignal, JobStep
 from .turn import MaintenanceTurn
 from .worker import WorkerProcess
 
@@ -27,6 +27,7 @@ __all__ = [
     "Job",
     "JobLock",
     "JobQuerySet",
+    "JobSignal",
     "JobStep",
     "Limit",
     "Limiter",

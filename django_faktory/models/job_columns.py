@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from datetime import datetime
 from typing import Any
 
 from django.core.checks import CheckMessage
@@ -9,6 +10,7 @@ from django.db import models
 from django.db.models.functions import Now
 
 from ..core.lifecycle import State, count_claims
+from ..core.steps import FOREVER
 from .database import JobsModel
 from .fields import ExactCharField
 from .indexes import without_ignored_parts
@@ -60,6 +62,9 @@ class JobColumns(JobsModel):
     bid = ExactCharField(max_length=255, null=True, help_text="The batch it is a member of.")
     callback_of = ExactCharField(max_length=255, null=True, help_text="The batch whose callback it is.")
     about = ExactCharField(max_length=255, null=True, help_text="The related object, as app.model/pk.")
+    waits_for = ExactCharField(
+        max_length=100, null=True, help_text="Name of the signal for which it waits, if it is scheduled (ADR 0052)."
+    )
     errtype = ExactCharField(
         max_length=100, default="", db_default="", help_text="Path of the exception class of its latest failure."
     )
@@ -114,6 +119,17 @@ class JobColumns(JobsModel):
     def priority(self) -> int:
         """Django's priority, -100 to 100, larger first."""
         return -self.sort_priority
+
+    @property
+    def due_at(self) -> datetime | None:
+        """Time at which it becomes due; None also if it waits for a signal without a time-out."""
+        return None if self.run_at == FOREVER else self.run_at
+
+    @property
+    def awaited(self) -> str:
+        """Name of the signal for which it waits; "" if it does not."""
+        # The column keeps the latest name: the ways out of this state need not clear it.
+        return (self.waits_for or "") if self.state == State.SCHEDULED else ""
 
     @property
     def claims(self) -> int:

@@ -29,7 +29,7 @@ from ..store import alarm_records, notifier, queues, sharing, workers
 from ..store.batches import batches
 from ..store.cron import entries, runs
 from ..store.dialects.bounds import Bounds
-from ..store.jobs import failures, releases, steps, tracking
+from ..store.jobs import failures, releases, steps, tracking, waits
 from ..store.limits import limiters
 from ..store.locks import backfill, locks
 from ..store.maintenance import due
@@ -211,6 +211,7 @@ class Maintenance(Loop):
             PeriodicStep("dead rows", 10.0, self._vacuumer.start_if_due),
             PeriodicStep("purge", 60.0, lambda: due.purge(store) == due.CHUNK),
             PeriodicStep("steps", 600.0, lambda: self._continue("steps", steps.purge)),
+            PeriodicStep("signals", 10.0, self._sweep_signals),
             PeriodicStep("history", 60.0, self._retention.start_if_due),
             PeriodicStep("tracking", 60.0, lambda: tracking.purge_tracking(store) == tracking.CHUNK),
             PeriodicStep("batches", 60.0, self._maintain_batches),
@@ -458,6 +459,12 @@ class Maintenance(Loop):
         if not locket.is_enabled or (locket.queues is not None and not locket.queues):
             return False
         return self._continue("keys", partial(backfill.give_keys, locket.with_lock_key, locket.queues))
+
+    def _sweep_signals(self) -> bool:
+        queues, self._positions["signals"] = waits.sweep(self._store, after=self._positions.get("signals"))
+        if queues:
+            self._on_work(queues)
+        return self._positions["signals"] is not None
 
     def _continue(self, name: str, work: Callable[..., object]) -> bool:
         """Do a bounded part of some work, which returns where it ended; return whether more is left."""

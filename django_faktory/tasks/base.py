@@ -27,6 +27,7 @@ from typing import (
     overload,
 )
 
+from asgiref.sync import sync_to_async
 from django.apps import apps
 from django.core.exceptions import SynchronousOnlyOperation
 from django.utils import timezone
@@ -50,6 +51,7 @@ from .options import OPTIONS, classes_of, options_at_run, suggest_method, sugges
 from .redaction import describe_value
 from .rows import Rows
 from .steps import Step, Steps
+from .waits import Pause
 
 if TYPE_CHECKING:
     from django.db.models import Model
@@ -192,6 +194,30 @@ class JobContext(GenericContext[..., Any]):  # type: ignore[misc]  # frozen in D
         Raises InvalidStep.
         """
         return Rows(self._steps, rows, name=name, by=by, key=key, total=total)
+
+    def sleep(self, *, name: str = "sleep", key: object = None, **duration: float) -> None:
+        """End this run, and continue after this time, in the units of `timedelta`: `context.sleep(hours=3)`.
+
+        A later run of the job passes it once the time is over. `name` and `key` tell several sleeps of a task apart.
+        The run ends by an exception that `except Exception` does not catch. Raises InvalidStep.
+        """
+        Pause(self._steps, "sleep", name, key, timedelta(**duration)).sleep()
+
+    async def asleep(self, *, name: str = "sleep", key: object = None, **duration: float) -> None:
+        """Sleep in an async task; see `sleep`."""
+        await sync_to_async(Pause(self._steps, "sleep", name, key, timedelta(**duration)).sleep)()
+
+    def wait_for(self, name: str, *, timeout: timedelta | float | None = None, key: object = None) -> Any:
+        """Return the payload of the signal with this name, the oldest one; without one end this run as `sleep` does.
+
+        `timeout`, in seconds or as a timedelta, counts from the first run that waits. Several waits for one name need a
+        `key` each. Raises WaitTimedOut, InvalidStep.
+        """
+        return Pause(self._steps, "wait", name, key, timeout).wait()
+
+    async def await_for(self, name: str, *, timeout: timedelta | float | None = None, key: object = None) -> Any:  # noqa: ASYNC109  (as in `wait_for`)
+        """Wait for a signal in an async task; see `wait_for`."""
+        return await sync_to_async(Pause(self._steps, "wait", name, key, timeout).wait)()
 
     @property
     def _steps(self) -> Steps:

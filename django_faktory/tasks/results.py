@@ -27,6 +27,7 @@ from . import encryption, redaction
 from .compat import GenericResult, InvalidTask, Task, TaskError, TaskResult, TaskResultDoesNotExist, TaskResultStatus
 from .coroutines import names_awaitable
 from .options import is_timeout
+from .steps import encode_payload
 
 if TYPE_CHECKING:
     from ..core.payloads import Reservation
@@ -213,6 +214,21 @@ class JobResult(GenericResult[P, R]):  # type: ignore[misc]  # frozen in Django,
     async def acancel(self) -> bool:
         """Cancel the job from async code; see `cancel`."""
         return await sync_to_async(self.cancel)()
+
+    @names_awaitable("signal", "await result.asignal(…)")
+    def signal(self, name: str, payload: Any = None) -> None:
+        """Send a signal to the job, for its `context.wait_for(name)`, in the transaction of the caller.
+
+        `payload`: a value that JSON can represent, at most 1 MB. A signal that no wait takes yet is kept. Raises
+        JobNotFound, InvalidTransition if the job has ended, InvalidPayload, and FaktoryError if the jobs are on a
+        Faktory server.
+        """
+        is_encrypted = encryption.is_enabled(getattr(self.task, "encrypt", False))
+        brokers.get_broker().signal(self.id, name, encode_payload(payload, is_encrypted=is_encrypted))
+
+    async def asignal(self, name: str, payload: Any = None) -> None:
+        """Send a signal from async code; see `signal`."""
+        await sync_to_async(self.signal)(name, payload)
 
     @names_awaitable("wait", "await result.wait_async(…)")
     def wait(self, timeout: float | None = None) -> Self:

@@ -16,7 +16,7 @@ from django.db.models import QuerySet
 from django.db.models.query import ModelIterable
 from msgspec.structs import replace
 
-from ..core.payloads import StepRecord
+from ..core.steps import StepRecord
 from ..errors import InvalidStep, TaskTimeout, WorkerShutdown
 from .steps import Steps, check_name, refuse_coroutine
 
@@ -33,6 +33,8 @@ class Rows(Generic[T]):
     Leaving the block commits what was done, and the walk is over. An exception undoes the open chunk, and a later run
     continues behind the last committed one.
     """
+
+    kind = "walk"
 
     key = ""
 

@@ -10,7 +10,7 @@ import time
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
 from types import TracebackType
-from typing import Any, Protocol
+from typing import Any, NoReturn, Protocol
 from uuid import UUID, uuid5
 
 from asgiref.sync import sync_to_async
@@ -25,7 +25,8 @@ from ..core.json import jsontext
 from ..core.json.fields import rfc3339
 from ..core.lifecycle import count_claims
 from ..core.logs import get_logger
-from ..core.payloads import Reservation, StepRecord
+from ..core.payloads import Reservation
+from ..core.steps import MAX_STEP_BYTES, MAX_STEP_NAME, StepRecord
 from ..errors import (
     BrokerUnavailable,
     CannotBegin,
@@ -33,6 +34,7 @@ from ..errors import (
     FaktoryError,
     InvalidPayload,
     InvalidStep,
+    Later,
     ReservationLost,
 )
 from . import encryption
@@ -44,17 +46,16 @@ logger = get_logger(__name__)
 
 MAX_STEPS = 10_000
 """Maximum number of steps of a job."""
-MAX_NAME, MAX_KEY = 100, 255
-"""Maximum characters of a step's name and of its key."""
-MAX_RESULT_BYTES = 1024 * 1024
-"""Maximum size of a step's result as JSON."""
+MAX_KEY = 255
+"""Maximum characters of a step's key."""
 
 _NAMESPACE = UUID("6f1c0a5e-93a1-4d1c-8f0e-5b0c4f6f7a51")
 
 
 class Block(Protocol):
-    """What a run enters by a name: a step, or a walk over rows."""
+    """What a run enters by a name: a step, a walk over rows, a sleep or a wait."""
 
+    kind: str
     name: str
     key: str
 
@@ -71,7 +72,7 @@ class Steps:
         self._committed: dict[tuple[str, str], StepRecord] | None = {} if count_claims(job.attempt) == 1 else None
         self._entered: set[tuple[str, str]] = set()
         self._open: Block | None = None
-        self._lost: FaktoryError | None = None
+        self._ended: FaktoryError | Later | None = None
 
     async def call(self, step: Step, function: Callable[[], Any]) -> Any:
         """Run the function as a step, in the thread that the ORM uses for coroutines, and return its result."""
@@ -95,8 +96,8 @@ class Steps:
 
     def enter(self, block: Block) -> StepRecord | None:
         """Check that the block may run now, and return what earlier runs have committed of it. Raises InvalidStep."""
-        if self._lost is not None:  # the task has caught what ended it
-            self.control.end(self._lost)
+        if self._ended is not None:  # the task has caught it
+            self.end(self._ended)
         place = block.name, block.key
         if self._is_atomic:
             raise InvalidStep(f"{block}: a task with atomic=True is one transaction; leave it out to use steps")
@@ -116,7 +117,7 @@ class Steps:
         record = self._committed.get(place)
         if record is None and len(self._committed) >= MAX_STEPS:
             raise InvalidStep(f"{block}: expected at most {MAX_STEPS:,} steps in a job")
-        if record is not None and (record.done is None) != isinstance(block, Step):
+        if record is not None and record.kind != block.kind:
             raise InvalidStep(f"{block}: an earlier run had a block of another kind with this name; choose another one")
         self._entered.add(place)
         return record
@@ -130,11 +131,37 @@ class Steps:
         finally:
             self._open = None
 
+    def end(self, reason: FaktoryError | Later) -> NoReturn:
+        """End the run; each later block ends it again."""
+        self._ended = reason
+        if isinstance(reason, Later):
+            raise reason
+        self.control.end(reason)
+
+    def refuse_transaction(self, block: Block) -> None:
+        """Raise InvalidStep in a transaction, and FaktoryError if the jobs are elsewhere."""
+        with _as_connection_lost(), self._broker.atomic() as transaction:
+            _refuse_outer(transaction, block)
+
+    def find_signal(self, block: Block) -> tuple[int, str] | None:
+        """Return id and payload of the oldest signal with the name of this wait. Raises as `refuse_transaction`."""
+        with _as_connection_lost(), self._broker.atomic() as transaction:
+            _refuse_outer(transaction, block)
+            return self._broker.find_signal(self._job, block.name)
+
+    def take_signal(self, signal_id: int) -> None:
+        """Delete a signal inside `committing`."""
+        self._broker.take_signal(signal_id)
+
     def result_of(self, step: Step) -> Any:
         """Return the result of a committed step."""
-        with _as_connection_lost():
-            text = self._broker.read_step_result(self._job, step.name, step.key)
+        text = self.read_result(step)
         return None if text is None else self.unseal(text)
+
+    def read_result(self, block: Block) -> str | None:
+        """Return what was recorded of a step or wait, as `seal` wrote it."""
+        with _as_connection_lost():
+            return self._broker.read_step_result(self._job, block.name, block.key)
 
     @contextmanager
     def committing(self, block: Block, build_record: Callable[[], StepRecord]) -> Iterator[None]:
@@ -147,8 +174,7 @@ class Steps:
                 record = build_record()
                 self._broker.record_step(self._job, record)
         except ReservationLost as error:
-            self._lost = error
-            self.control.end(error)
+            self.end(error)
         except Exception:
             # Once committed, the error came from an on_commit hook, and the step is done.
             if not transaction.is_committed:
@@ -194,9 +220,26 @@ def _refuse_outer(transaction: Transaction, block: Block) -> None:
 
 def check_name(kind: str, name: object) -> str:
     """Return the name of a step or walk. Raises InvalidStep."""
-    if not isinstance(name, str) or not 0 < len(name) <= MAX_NAME or not name.isprintable():
-        raise InvalidStep(f"{kind}: expected a name of 1 to {MAX_NAME} printable characters, got {name!r:.80}")
+    if not isinstance(name, str) or not 0 < len(name) <= MAX_STEP_NAME or not name.isprintable():
+        raise InvalidStep(f"{kind}: expected a name of 1 to {MAX_STEP_NAME} printable characters, got {name!r:.80}")
     return name
+
+
+def check_place(kind: str, name: object, key: object) -> tuple[str, str]:
+    """Return the name and the key of a block. Raises InvalidStep."""
+    text = "" if key is None else str(key)
+    if len(text) > MAX_KEY or not text.isprintable():
+        raise InvalidStep(f"{kind} {name!r}: expected a key of at most {MAX_KEY} printable characters, got {key!r:.80}")
+    return check_name(kind, name), text
+
+
+def encode_payload(value: Any, *, is_encrypted: bool) -> str:
+    """Return the JSON of a signal's payload, encrypted if the arguments of its job are. Raises InvalidPayload."""
+    try:
+        payload = normalize_result(value)
+    except (TypeError, *ENCODING_ERRORS) as error:
+        raise InvalidPayload(f"payload: {error}") from error
+    return encode_json(encryption.encrypt_value(payload) if is_encrypted else payload)
 
 
 def refuse_coroutine(block: Block, instead: str) -> None:
@@ -210,12 +253,10 @@ def refuse_coroutine(block: Block, instead: str) -> None:
 class Step:
     """A step, for `with context.step("name") as step:`. The block is skipped if an earlier run has committed it."""
 
+    kind = "step"
+
     def __init__(self, steps: Steps, name: str, key: object) -> None:
-        self.name, self.key = check_name("step", name), "" if key is None else str(key)
-        if len(self.key) > MAX_KEY or not self.key.isprintable():
-            raise InvalidStep(
-                f"step {name!r}: expected a key of at most {MAX_KEY} printable characters, got {key!r:.80}"
-            )
+        self.name, self.key = check_place("step", name, key)
         self.result: Any = None
         """What the step returns, now and in later runs: a value that JSON can represent, at most 1 MB."""
         self._steps = steps
@@ -246,8 +287,8 @@ class Step:
             size = len(encode_json(self.result).encode("utf-8", "surrogatepass"))
         except (TypeError, InvalidPayload, *ENCODING_ERRORS) as error:
             raise InvalidStep(f"{self}: result: {error}") from error
-        if size > MAX_RESULT_BYTES:
-            raise InvalidStep(f"{self}: result: expected at most {MAX_RESULT_BYTES:,} bytes of JSON, got {size:,}")
+        if size > MAX_STEP_BYTES:
+            raise InvalidStep(f"{self}: result: expected at most {MAX_STEP_BYTES:,} bytes of JSON, got {size:,}")
         return self._steps.seal(self.result)
 
     def __enter__(self) -> Step:

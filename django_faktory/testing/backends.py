@@ -19,7 +19,8 @@ from django.utils import timezone
 from .. import brokers
 from ..backend import FaktoryBackend
 from ..brokers.base import Broker, Transaction
-from ..core.payloads import Ack, Failure, JobPayload, Reservation, StepRecord, rfc3339
+from ..core.payloads import Ack, Failure, JobPayload, Reservation, rfc3339
+from ..core.steps import Parking, StepRecord
 from ..errors import FaktoryError
 from ..tasks.base import FaktoryTask, P, R
 from ..tasks.compat import Task, TaskResult, TaskResultDoesNotExist, TaskResultStatus
@@ -126,6 +127,9 @@ class ImmediateBackend(_TestBackend):
             # The caller has this result object already, so its fields are updated in place; it is frozen.
             for name in _RESULT_FIELDS:
                 object.__setattr__(result, name, getattr(execution.result, name))
+            if isinstance(report, Parking):  # as a job with a future `run_after`
+                object.__setattr__(result, "status", TaskResultStatus.READY)
+                break
             if isinstance(report, Failure):
                 attempts.append(_make_attempt(reservation, report))
                 if not result.is_finished:
@@ -146,6 +150,9 @@ class _RunStore:
 
     def read_steps(self, job: Reservation) -> dict[tuple[str, str], StepRecord]:  # noqa: ARG002
         return dict(self.steps)
+
+    def find_signal(self, job: Reservation, name: str) -> None:  # noqa: ARG002
+        return None
 
     def read_step_result(self, job: Reservation, name: str, key: str) -> str | None:  # noqa: ARG002
         return self.steps[name, key].result

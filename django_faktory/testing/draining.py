@@ -26,6 +26,7 @@ from ..core.payloads import LATER, Ack, Failure, FetchRequest, Interruption, Res
 from ..errors import FaktoryError
 from ..models import Job
 from ..store.batches import batches
+from ..store.jobs import waits
 from ..store.maintenance import due as due_work
 from ..tasks.compat import TaskResult
 from ..tasks.results import call_of
@@ -135,6 +136,10 @@ class _Drain:
     def _run_maintenance(self) -> None:
         # The steps of maintenance that depend on time. Loops, because each call handles a bounded number of rows.
         while due_work.enqueue_due(self._broker):
+            pass
+        # In a test's transaction no signal wakes its job by a commit.
+        after = None
+        while (after := waits.sweep(self._broker, after=after)[1]) is not None:
             pass
         while due_work.expire(self._broker):
             pass

@@ -6,7 +6,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from unittest import mock
 
-from ..core.payloads import StepRecord
+from ..core.steps import StepRecord
 from ..errors import WorkerShutdown
 from ..tasks.steps import Steps
 

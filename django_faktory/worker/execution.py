@@ -34,7 +34,9 @@ from ..core import payloads
 from ..core.lifecycle import State, outcome_of_failure
 from ..core.logs import get_logger
 from ..core.payloads import Ack, Failure, Interruption, Reservation
+from ..core.steps import parking
 from ..errors import (
+    LONGEST_WAIT_S,
     Cancelled,
     CannotDecrypt,
     ConnectionLost,
@@ -44,6 +46,7 @@ from ..errors import (
     InvalidPayload,
     InvalidResult,
     Kill,
+    Later,
     MissingObject,
     ReservationLost,
     Retry,
@@ -75,9 +78,6 @@ _IMPOSED = (Cancelled, InvalidArgument, InvalidResult, MissingObject, TaskTimeou
 """Errors that the worker raises in a task: reported without a module name, as the broker reports its own."""
 
 _PACKAGE = f"{Path(__file__).parent.parent}{os.sep}"
-
-LONGEST_WAIT_S = 10 * 365 * 86_400
-"""Cap of the delay that a task may request before its retry (10 years): dates have a maximum."""
 
 _rng = Random()
 _thread = threading.local()
@@ -308,6 +308,8 @@ class Execution:
             report = payloads.trouble(self.reservation, error)
         elif isinstance(self.control.reason, WorkerShutdown):
             report = payloads.interruption(self.reservation, str(self.control.reason))
+        elif isinstance(error, Later):
+            report = parking(self.reservation, error, lines_of(self.control))
         else:
             return self._build_failure(error)
         # The result object stays unfinished: an interrupted job runs again (ADR 0025).

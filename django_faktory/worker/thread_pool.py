@@ -19,6 +19,7 @@ from ..brokers.base import WorkerBroker
 from ..core import payloads
 from ..core.logs import get_logger
 from ..core.payloads import LATER, Ack, Failure, Interruption, Reservation
+from ..core.steps import Parking
 from ..errors import CannotBegin, ConnectionLost, FaktoryError, WorkerTrouble
 from ..store import sharing
 from ..store.outages import of_this_node
@@ -228,7 +229,8 @@ class ThreadPool:
 
     def _build_report(self, job: Reservation, end: End) -> Report | None:
         if isinstance(end, Interruption):
-            _log_interruption(job, end, self._broker)
+            if not isinstance(end, Parking):
+                _log_interruption(job, end, self._broker)
             return end
         if self._interruption_reason and isinstance(end, asyncio.CancelledError):  # outside of its task's own code
             return build_interruption(job, self._interruption_reason, self._broker)
@@ -254,7 +256,8 @@ def _name_outcome(report: Report | None, execution: Execution | None) -> str:
     if report is None:  # an atomic task has reported its end already
         return "succeeded" if execution is not None and execution.has_succeeded else ""
     if isinstance(report, Interruption):
-        return "" if _is_trouble(report, *OUTAGES) else "interrupted"
+        ended = report.summary if isinstance(report, Parking) else "interrupted"
+        return "" if _is_trouble(report, *OUTAGES) else ended
     if report.verdict == LATER:
         return ""
     if report.verdict == "discard":

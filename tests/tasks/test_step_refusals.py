@@ -4,9 +4,10 @@ import pytest
 from django.db import transaction
 from django.test import override_settings
 
-from django_faktory import JobContext
+from django_faktory import JobContext, Later
 from django_faktory.brokers import get_broker
 from django_faktory.brokers.remote import RemoteBroker
+from django_faktory.core.payloads import interruption_failure
 from django_faktory.errors import InvalidStep
 from django_faktory.models import Job, JobStep
 from django_faktory.worker.execution import prepare
@@ -73,9 +74,63 @@ def beginning_with_try(context):
             mark("b")
 
 
+def sleeping_in_a_step(context):
+    with context.step("a"):
+        mark("a")
+        context.sleep(hours=1)
+
+
+def waiting_in_a_walk(context):
+    with context.each([1], key=int) as rows:
+        for _ in rows:
+            mark("a")
+            context.wait_for("b")
+
+
+def sleeping_in_a_transaction(context):
+    with transaction.atomic():
+        mark("a")
+        context.sleep(hours=1)
+
+
+def waiting_in_a_transaction(context):
+    with transaction.atomic():
+        mark("a")
+        context.wait_for("b")
+
+
+def waiting_twice(context):
+    get_broker().signal(context.task_result.id, "b", "1")
+    context.wait_for("b")
+    context.wait_for("b")
+
+
+def sleeping_before_now(context):
+    context.sleep(hours=-1)
+
+
+def waiting_for_ages(context):
+    context.wait_for("b", timeout=1e12)
+
+
+def waiting_for_nothing(context):
+    context.wait_for("")
+
+
 @pytest.mark.parametrize(
     ("program", "part"),
     [
+        (sleeping_in_a_step, "sleep 'sleep': step 'a' is open"),
+        (waiting_in_a_walk, "wait 'b': each 'each' is open"),
+        (sleeping_in_a_transaction, "sleep 'sleep': a transaction is open"),
+        (waiting_in_a_transaction, "wait 'b': a transaction is open"),
+        (waiting_twice, "wait 'b': this run had it already; give steps in a loop a key="),
+        (
+            sleeping_before_now,
+            "sleep 'sleep': expected a time of 0 seconds to 10 years, got datetime.timedelta(days=-1",
+        ),
+        (waiting_for_ages, "wait 'b': expected a time of 0 seconds to 10 years, got 1000000000000.0"),
+        (waiting_for_nothing, "wait: expected a name of 1 to 100 printable characters, got ''"),
         (twice, "step 'a': this run had it already; give steps in a loop a key="),
         (nested, "step 'b': step 'a' is open"),
         (in_a_transaction, "step 'a': a transaction is open"),
@@ -96,8 +151,35 @@ def test_misuse_is_one_error_that_kills_the_job(program, part):
     assert marks() == (["a"] if program is twice else [])
 
 
-def test_steps_of_an_atomic_task_are_refused():
-    assert "a task with atomic=True is one transaction" in message(run(nested, of=follows_atomically))
+@pytest.mark.parametrize("program", [nested, sleeping_in_a_step, lambda context: context.wait_for("b")])
+def test_steps_and_waits_of_an_atomic_task_are_refused(program):
+    assert "a task with atomic=True is one transaction" in message(run(program, of=follows_atomically))
+
+
+def test_a_time_before_now_is_refused_by_later():
+    with pytest.raises(ValueError, match="expected a time of 0 seconds to 10 years, got"):
+        Later(minutes=-1)
+
+
+@pytest.mark.parametrize(("verb", "instead"), [("sleep", "asleep(…)"), ("wait_for", "await_for('b')")])
+def test_a_sleep_in_a_coroutine_names_what_to_write(verb, instead):
+    async def program(context):
+        context.sleep(hours=1) if verb == "sleep" else context.wait_for("b")
+
+    assert f"write `await context.{instead}`" in message(run(program, of=follows_async))
+
+
+def test_another_server_gets_later_as_a_failure_that_names_the_reason():
+    def program(_):
+        raise Later(minutes=5)
+
+    programs.append(program)
+    follows.enqueue()
+    report = prepare(fetched()).run(get_broker())
+    failure = interruption_failure(report)
+    assert (failure.errtype, failure.message) == (
+        "Later", "runs again after 300 s; only jobs in this project's database can, so this counts as a failure"
+    )  # fmt: skip
 
 
 def test_a_step_in_a_coroutine_names_astep():
@@ -139,9 +221,10 @@ def test_the_number_of_steps_is_bounded():
     assert (len(marks()), JobStep.objects.count()) == (2, 10_000)
 
 
+@pytest.mark.parametrize("program", [nested, lambda context: context.sleep(hours=1), lambda c: c.wait_for("b")])
 @pytest.mark.parametrize("where", ["on a Faktory server", "in another database"])
-def test_steps_need_jobs_in_the_database_of_the_project(where):
-    programs.append(nested)
+def test_steps_and_waits_need_jobs_in_the_database_of_the_project(where, program):
+    programs.append(program)
     follows.enqueue()
     execution = prepare(fetched())
     if where == "on a Faktory server":

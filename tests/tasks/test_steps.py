@@ -13,7 +13,8 @@ from django.test.utils import CaptureQueriesContext
 
 from django_faktory.brokers import get_broker
 from django_faktory.core.job_parser import parse_job
-from django_faktory.core.payloads import Ack, Interruption, StepRecord
+from django_faktory.core.payloads import Ack, Interruption
+from django_faktory.core.steps import StepRecord
 from django_faktory.errors import ReservationLost
 from django_faktory.models import Job, JobStep
 from django_faktory.store.jobs import steps as stored

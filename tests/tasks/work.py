@@ -4,6 +4,7 @@ import asyncio
 
 from django_faktory.brokers import get_broker
 from django_faktory.core.payloads import Ack, FetchRequest, Interruption
+from django_faktory.core.steps import Parking
 from django_faktory.worker.execution import prepare
 
 QUEUES = ("default", "mail", "low")
@@ -22,6 +23,6 @@ def work(wid="w1"):
     if found is None:
         return None
     broker = get_broker()
-    report = {Ack: broker.ack, Interruption: broker.interrupt}.get(type(found), broker.fail)
+    report = {Ack: broker.ack, Interruption: broker.interrupt, Parking: broker.interrupt}.get(type(found), broker.fail)
     assert report([found]) == [True]
     return found

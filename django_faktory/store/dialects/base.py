@@ -18,7 +18,8 @@ from django.db.backends.utils import CursorWrapper
 
 from ...core.lifecycle import State
 from ...core.loop_connection import LoopConnection
-from ...core.payloads import Ack, Delivery, JobPayload, Reservation, StepRecord
+from ...core.payloads import Ack, Delivery, JobPayload, Reservation
+from ...core.steps import StepRecord
 from ..chunks import chunks
 from .bounds import Bounds
 from .job_columns import NewRow

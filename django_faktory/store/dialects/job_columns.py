@@ -22,7 +22,7 @@ REPLACED = (
     "run_at", "enqueued_at", "created_at", "failures", "losses", "interruptions", "errtype", "failure", "history",
     "result", "wid", "started_at", "reserved_until", "finished_at", "purge_at", "failed_at", "expires_at", "unique_key",
     "unique_expires_at", "unique_until_start", "lock_key", "lock_token", "limit_key", "limiter", "permits",
-    "bid", "callback_of", "has_run", "counts_failed", "about",
+    "bid", "callback_of", "has_run", "counts_failed", "about", "waits_for",
 )  # fmt: skip
 """Columns that an earlier run may have written, so that a push that replaces the row must write them."""
 

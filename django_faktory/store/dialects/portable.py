@@ -14,7 +14,8 @@ from django.db.backends.utils import CursorWrapper
 from msgspec.structs import astuple
 
 from ...core.lifecycle import CLAIMS_OF_ROW, State
-from ...core.payloads import Ack, Delivery, Reservation, StepRecord
+from ...core.payloads import Ack, Delivery, Reservation
+from ...core.steps import StepRecord
 from ..chunks import chunks
 from .base import DELTA, FOLD_FROM, JOB, LIMIT, LIMITER, QUEUE, STEP, WORKER, Dialect, OrderedJobs, Sql, marks, utc
 from .bounds import Bounds
@@ -23,7 +24,7 @@ from .values import ALL_STORED, ClaimPlan, ClaimSlot, PushResult
 
 STEP_COLUMNS = (
     "job_id", "pushed_at", "attempt", "name", "step_key", "result", "reached", "done", "total", "is_finished",
-    "started_at", "recorded_at",
+    "until", "started_at", "recorded_at",
 )  # fmt: skip
 
 MAX_QUEUES = 200
@@ -278,12 +279,13 @@ class PortableDialect(Dialect):
             clock, adapt = now or self.now(cursor), connection.ops.adapt_datetimefield_value
             values = [
                 step.name, step.key, step.result, step.reached, step.done, step.total, step.is_finished,
-                adapt(clock - timedelta(seconds=step.ran_s)), adapt(clock),
+                adapt(step.until), adapt(clock - timedelta(seconds=step.ran_s)), adapt(clock),
             ]  # fmt: skip
             # The job is locked by this statement, the last one, and not from the begin of the step on: heartbeats would
-            # skip its row for as long. LOWER: see `lock_running`. A step is recorded once, a walk after each chunk.
+            # skip its row for as long. LOWER: see `lock_running`. A step is recorded once, a walk after each chunk, a
+            # sleep or wait at its end too.
             cursor.execute(
-                f"{'INSERT' if step.done is None else 'REPLACE'} INTO {STEP} ({', '.join(STEP_COLUMNS)})"
+                f"{'INSERT' if step.kind == 'step' else 'REPLACE'} INTO {STEP} ({', '.join(STEP_COLUMNS)})"
                 f" SELECT id, created_at, attempt, {marks(values)} FROM {JOB}"
                 f" WHERE jid = %s AND LOWER(state) = 'working' AND wid = %s AND attempt = %s{self.plain_lock}",
                 [*values, job.jid, job.wid, job.attempt],

@@ -33,6 +33,7 @@ from ...core.payloads import (
     limit_backtrace,
     rfc3339,
 )
+from ...core.steps import FOREVER, Parking
 from ...errors import FaktoryError, JobNotFound, UnknownJobType
 from ...models import Job, JobQuerySet
 from ..batches import progress
@@ -42,7 +43,8 @@ from ..dialects.values import Ended, EndedRun, FailureColumns, RunningJob, Tally
 from ..limits import limiters
 from ..locks import locks
 from ..store import Store
-from . import history, steps
+from ..transactions import after_commit
+from . import history, steps, waits
 
 _NO_REPORTS: Mapping[str, Interruption] = {}
 _BY_SHUTDOWN = Interruption(jid="", wid="", attempt=0, queue="", message="")
@@ -195,36 +197,51 @@ class Ending:
     def interrupt(
         self, jobs: Sequence[Job], *, limit: int | None = None, reports: Mapping[str, Interruption] = _NO_REPORTS
     ) -> None:
-        """Enqueue locked rows again with their old `enqueued_at`.
+        """Enqueue locked rows again with their old `enqueued_at`, or schedule those whose task ended its run.
 
         A cancelled job is discarded instead, because its worker was about to end it; one that was interrupted `limit`
         times before fails.
         """
         failed = [(job, _cancellation_failure(job)) for job in jobs if job.is_cancelled]
         returned = [job for job in jobs if not job.is_cancelled]
+        parked = {
+            job.pk: self._park(job, report) for job in returned if isinstance(report := reports.get(job.jid), Parking)
+        }
         progressed = steps.find_progressed(returned, using=self._store.alias)
         for job in returned:
             if job.pk in progressed:
                 _count_anew(job)
                 job.interruptions = 0
         if limit is not None:
-            failed += [(job, interruption_failure(reports[job.jid])) for job in returned if job.interruptions >= limit]
-            returned = [job for job in returned if job.interruptions < limit]
+            exceeding = [job for job in returned if job.interruptions >= limit and job.pk not in parked]
+            failed += [(job, interruption_failure(reports[job.jid])) for job in exceeding]
+            returned = [job for job in returned if job not in exceeding]
         self.fail(failed)
         for job in returned:
             report = reports.get(job.jid, _BY_SHUTDOWN)
             # Clear the expiry: the job was started in time. Leave the unique key as it is: a job that is unique until
             # its start released the key when it started, and another job may hold it by now.
             self._store.jobs.filter(pk=job.pk).update(
-                **RETURNED,
+                **parked.get(job.pk, RETURNED),
                 expires_at=None,
-                interruptions=job.interruptions + 1,
+                interruptions=job.interruptions + (job.pk not in parked),
                 failures=job.failures,
                 losses=job.losses,
                 failure=job.failure,
                 history=history.append_interruption(job, report, self.clock, has_progressed=job.pk in progressed),
             )
-        self._record(returned, State.ENQUEUED)
+        self._record([job for job in returned if job.pk not in parked], State.ENQUEUED)
+        self._record([job for job in returned if job.pk in parked], State.SCHEDULED)
+        if parked:  # a signal whose sender saw the job at work did not wake it
+            after_commit(self._store.alias, waits.wake, self._store, list(parked))
+
+    def _park(self, job: Job, report: Parking) -> dict[str, Any]:
+        """Record the sleep or wait of a locked row, and return the values of its columns."""
+        run_at = FOREVER if report.in_s is None else self.clock + timedelta(seconds=report.in_s)
+        if report.pause is not None:
+            run_at = steps.record_pause(job, *report.pause, run_at, self.clock)
+        # An end that has passed meanwhile would be behind the bound of the query for due jobs (ADR 0046).
+        return _scheduled(max(run_at, self.clock)) | {"waits_for": report.waits_for}
 
     def release(self, jobs: Sequence[Job]) -> None:
         """Enqueue locked rows again, of jobs that were not started."""
@@ -237,9 +254,7 @@ class Ending:
         run_at = self.clock + timedelta(seconds=failure.retry_in_s or 0.0)
         # The alarm about unknown tasks finds the job by its error type.
         errtype = failure.errtype if failure.errtype == UnknownJobType.__name__ else job.errtype
-        values = RETURNED | {"state": State.SCHEDULED, "is_returned": False, "run_at": run_at, "enqueued_at": None}
-        values["errtype"] = errtype
-        self._store.jobs.filter(pk=job.pk).update(**values)
+        self._store.jobs.filter(pk=job.pk).update(**_scheduled(run_at), errtype=errtype, waits_for=None)
         self._record([job], State.SCHEDULED)
 
     def _record(self, jobs: Iterable[Job | RunningJob], to: State | None = None, *, succeeded: bool = False) -> None:
@@ -339,6 +354,11 @@ def _columns_to_save(jobs: Sequence[Job]) -> list[FailureColumns]:
         )
         for job in jobs
     ]
+
+
+def _scheduled(run_at: datetime) -> dict[str, Any]:
+    """Return the column values of a job whose run is over, and that runs again at this time."""
+    return RETURNED | {"state": State.SCHEDULED, "is_returned": False, "run_at": run_at, "enqueued_at": None}
 
 
 def _count_anew(job: Job) -> None:

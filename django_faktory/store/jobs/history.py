@@ -11,6 +11,7 @@ from typing import Any
 
 from ...core.json import jsontext
 from ...core.payloads import INTERRUPTED, LOGGED, Ack, Failure, Interruption, rfc3339
+from ...core.steps import Parking
 from ...models import Job
 
 HISTORY_LIMIT = 50
@@ -38,6 +39,8 @@ def append_interruption(job: Job, report: Interruption, now: datetime, *, has_pr
     }
     if has_progressed:
         entry["progressed"] = True
+    if isinstance(report, Parking) and report.log:
+        entry["log"] = report.log
     return _append([item for item in items if item not in superfluous], entry)
 
 

@@ -7,13 +7,15 @@ table: `purge` deletes the steps whose job has no row any more.
 from __future__ import annotations
 
 from collections.abc import Sequence
+from datetime import datetime
 
 from django.db.backends.base.base import BaseDatabaseWrapper
 
-from ...core.payloads import Reservation, StepRecord
+from ...core.payloads import Reservation
+from ...core.steps import StepRecord
 from ...errors import ReservationLost
 from ...models import Job, JobStep
-from ..dialects.base import JOB, STEP
+from ..dialects.base import JOB, STEP, utc
 from ..store import Store
 from ..transactions import read as read_rows
 from ..transactions import run, select
@@ -38,19 +40,28 @@ def record_step(store: Store, job: Reservation, step: StepRecord) -> None:
 
 def read_steps(store: Store, job: Reservation) -> dict[tuple[str, str], StepRecord]:
     """Return what earlier runs of this job have committed, by name and key, without results."""
-    columns = "s.name, s.step_key, s.reached, s.done, s.total, s.is_finished"
+    columns = "s.name, s.step_key, s.reached, s.done, s.total, s.is_finished, s.until"
     sql = f"SELECT s.pushed_at <> j.created_at, j.id, {columns}{_OF_JOB}"
     rows = select(sql, [job.jid, job.attempt], using=store.alias)
     # On SQLite and MariaDB, a jid that is pushed again takes the row of the earlier job, with its id.
     if any(is_of_earlier_job for is_of_earlier_job, *_ in rows):
         run(store.alias, lambda _: forget_steps([rows[0][1]], using=store.alias))
         return {}
-    return {
-        (name, key): StepRecord(
-            name=name, key=key, reached=reached, done=done, total=total, is_finished=bool(is_finished)
+    clock = store.now() if any(until for *_, until in rows) else None
+    records: dict[tuple[str, str], StepRecord] = {}
+    for _, _, name, key, reached, done, total, is_finished, ends in rows:
+        until = ends and utc(ends)
+        records[name, key] = StepRecord(
+            name=name,
+            key=key,
+            reached=reached,
+            done=done,
+            total=total,
+            is_finished=bool(is_finished),
+            until=until,
+            is_over=bool(until and clock and until <= clock),
         )
-        for _, _, name, key, reached, done, total, is_finished in rows
-    }
+    return records
 
 
 def read_step_result(store: Store, job: Reservation, name: str, key: str) -> str | None:
@@ -58,6 +69,25 @@ def read_step_result(store: Store, job: Reservation, name: str, key: str) -> str
     sql = f"SELECT s.result{_OF_JOB} AND s.name = %s AND s.step_key = %s"
     [(result,)] = select(sql, [job.jid, job.attempt, name, key], using=store.alias)
     return None if result is None else str(result)
+
+
+def record_pause(job: Job, name: str, key: str, until: datetime, now: datetime) -> datetime:
+    """Record that the run of a locked job begins a sleep or wait, unless an earlier run has; return its end."""
+    rows = JobStep.objects.using(job._state.db)  # noqa: SLF001  (documented)
+    begun = rows.filter(job_id=job.pk, name=name, key=key).values_list("until", flat=True).first()
+    if begun is None:
+        rows.create(
+            job_id=job.pk,
+            name=name,
+            key=key,
+            pushed_at=job.created_at,
+            attempt=job.attempt,
+            is_finished=False,
+            until=until,
+            started_at=now,
+            recorded_at=now,
+        )
+    return begun or until
 
 
 def find_progressed(jobs: Sequence[Job], *, using: str) -> set[int]:

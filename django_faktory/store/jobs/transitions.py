@@ -28,7 +28,7 @@ from ..limits import limiters
 from ..locks import locks
 from ..store import Store
 from ..transactions import read, run
-from . import steps
+from . import steps, waits
 
 CHUNK = 500
 DISCARDED_FOR = timedelta(days=1)
@@ -114,9 +114,12 @@ def requeued(jobs: JobQuerySet) -> int:
 
 
 def restarted(jobs: JobQuerySet) -> int:
-    """Enqueue jobs as `requeued` does, without their committed steps; return how many changed."""
+    """Enqueue jobs as `requeued` does, without their committed steps and signals; return how many changed."""
     legal = lock_rows(jobs.in_state(*sources(Event.REQUEUE)))
-    steps.forget_steps(list(legal.values_list("pk", flat=True)), using=jobs.db)
+    ids = list(legal.values_list("pk", flat=True))
+    steps.forget_steps(ids, using=jobs.db)
+    # A signal was sent to what this job has done so far.
+    waits.forget_signals(ids, using=jobs.db)
     return requeued(legal)
 
 

@@ -5,6 +5,7 @@ Each function is safe to run on several nodes at once; there is no leader.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from datetime import datetime
 from typing import Any
 
@@ -40,16 +41,21 @@ def enqueue_due(store: Store, *, limit: int = CHUNK, since: datetime | None = No
                 skip_locked=True
             )
             rows += due.values_list("pk", "queue", "lock_key")[: limit - len(rows)]
-        if rows:
-            clock = store.now()
-            # The state is checked again: on SQLite, without row locks, another node may have enqueued the same rows.
-            store.jobs.filter(pk__in=[pk for pk, _, _ in rows]).in_state(*DELAYED).update(
-                state=State.ENQUEUED, enqueued_at=clock, run_at=None, wid=""
-            )
-            locks.block_if_locked(connection, [pk for pk, _, key in rows if key])
-        return {queue for _, queue, _ in rows}
+        return enqueue(store, connection, rows)
 
     return run(store.alias, verb)
+
+
+def enqueue(store: Store, connection: BaseDatabaseWrapper, rows: Sequence[tuple[int, str, str | None]]) -> set[str]:
+    """Enqueue locked jobs, given by id, queue and lock key, that waited for their time; return their queues."""
+    if rows:
+        clock = store.now()
+        # The state is checked again: on SQLite, without row locks, another node may have enqueued the same rows.
+        store.jobs.filter(pk__in=[pk for pk, _, _ in rows]).in_state(*DELAYED).update(
+            state=State.ENQUEUED, enqueued_at=clock, run_at=None, wid=""
+        )
+        locks.block_if_locked(connection, [pk for pk, _, key in rows if key])
+    return {queue for _, queue, _ in rows}
 
 
 def find_delayed_jobs(connection: BaseDatabaseWrapper, *, using: str) -> list[Any]:

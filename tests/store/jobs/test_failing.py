@@ -165,4 +165,5 @@ def test_columns_are_read_in_the_order_of_the_model_fields():
     assert set(names) - set(READ) == {
         "sort_priority", "payload", "reserve_for", "created_at", "result", "expires_at", "unique_expires_at",
         "unique_until_start", "limit_key", "limiter", "claim", "about", "interruptions", "is_returned",
+        "waits_for",
     }  # fmt: skip

@@ -7,7 +7,8 @@ from django_faktory import task
 from django_faktory.brokers import get_broker
 from django_faktory.brokers.orm import OrmBroker
 from django_faktory.core.lifecycle import MAX_LOSSES
-from django_faktory.core.payloads import Interruption, StepRecord, failure_of
+from django_faktory.core.payloads import Interruption, failure_of
+from django_faktory.core.steps import StepRecord
 from django_faktory.errors import ConnectionLost
 from django_faktory.models import Job, WorkerProcess
 from django_faktory.store.jobs import failures

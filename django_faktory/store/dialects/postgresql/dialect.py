@@ -13,7 +13,8 @@ from django.db import DatabaseError
 from django.db.backends.base.base import BaseDatabaseWrapper
 from django.db.backends.utils import CursorWrapper
 
-from ....core.payloads import Ack, Delivery, Reservation, StepRecord
+from ....core.payloads import Ack, Delivery, Reservation
+from ....core.steps import StepRecord
 from ....errors import ReservationLost
 from ...database_errors import error_code
 from ..base import JOB, LIMIT, Dialect, OrderedJobs, Sql
@@ -271,7 +272,7 @@ class PostgresqlDialect(Dialect):
     ) -> bool:
         values = [
             job.jid, job.wid, job.attempt, step.name, step.key, step.result, step.reached, step.done, step.total,
-            step.is_finished, step.ran_s, now,
+            step.is_finished, step.until, step.ran_s, now,
         ]  # fmt: skip
         calls: list[Call] = [(function("faktory_step_1"), values)]
         try:
