@@ -63,7 +63,7 @@ def call_webhook(order_id):
 
 
 @task(max_attempts=2, backoff=after_a_second)
-def charge_card(order_id, card):
+def charge_card(order_id: int, card: str):
     """Charge the card. A card that ends in 0002 is always declined, so its job ends up dead."""
     if card.endswith("0002"):
         raise CardDeclined(f"order {order_id}: the bank declined card …{card[-4:]}")

@@ -87,7 +87,7 @@ def test_a_node_worker_runs_a_job_enqueued_by_django(node, guides_task):
 
 @pytest.mark.parametrize(
     ("code", "queue"),
-    [(PRODUCER, "mail"), (f"(async () => {{{FROM_QUICKSTART}\nawait client.close();}})()", "default")],
+    [(PRODUCER, "mail"), (f"(async () => {{{FROM_QUICKSTART}}})()", "default")],
     ids=["guide", "quickstart"],
 )
 def test_a_node_producer_pushes_a_job_for_a_django_task(node, code, queue):

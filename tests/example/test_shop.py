@@ -1,6 +1,6 @@
 """Test the example project: its tasks work, and running one twice does no harm."""
 
-from datetime import date
+from datetime import date, timedelta
 from decimal import Decimal
 from urllib.error import HTTPError
 
@@ -100,6 +100,18 @@ def test_a_declined_card_error_shows_only_the_last_digits(order):
         tasks.charge_card.func(order.pk, "4000000000000002")
     assert "…0002" in str(declined.value)
     assert "40000" not in str(declined.value)
+
+
+def test_the_declined_card_of_a_dead_job_is_replaced_in_the_admin_as_it_is_typed(order, admin_client):
+    tasks.charge_card.enqueue(order.pk, "4000000000000002")
+    drain(until=timedelta(seconds=5))
+    job = Job.objects.get(state="dead")
+    typed = {"arg-order_id": order.pk, "arg-card": "4242424242424242"}
+    assert admin_client.post(f"/admin/django_faktory/job/{job.pk}/edit/", typed).status_code == 302
+    Job.objects.dead().retry()
+    drain()
+    order.refresh_from_db()
+    assert order.paid_at
 
 
 def test_a_repeated_daily_report_replaces_the_earlier_one(order):
