@@ -121,3 +121,10 @@ def test_a_rejected_outbox_job_is_shown_retried_and_deleted(admin_client):
     assert not OutboxEntry.objects.exclude(error="").exists()
     admin_client.post(reverse(page), {"action": "delete_selected", "_selected_action": [refused.pk], "post": "yes"})
     assert list(OutboxEntry.objects.all()) == [waits]
+
+
+@pytest.mark.parametrize(("page", "factory"), [("job", JobFactory), ("workerprocess", WorkerFactory)])
+def test_a_page_links_to_its_history_once(admin_client, page, factory):
+    path = f"/admin/django_faktory/{page}/{factory().pk}/"
+    found = admin_client.get(f"{path}change/").content.decode()
+    assert found.count(f'href="{path}history/"') == 1
