@@ -172,7 +172,7 @@ class WorkerLost(FaktoryError):
 
 
 class ReservationLost(FaktoryError):
-    """An atomic task or a step ended after its job was given to another worker; its writes were rolled back."""
+    """The job was given to another worker before its atomic task, or a step of it, had ended: nothing is committed."""
 
 
 class WorkerTrouble(FaktoryError):

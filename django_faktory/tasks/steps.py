@@ -112,7 +112,7 @@ class Steps:
                 f"{block}: the jobs are not in the database of {conf.outbox()[0]!r}, so nothing commits both"
             )
         if self._committed is None:
-            with _as_connection_lost():
+            with self._ending_if_lost(), _as_connection_lost():
                 self._committed = self._broker.read_steps(self._job)
         record = self._committed.get(place)
         if record is None and len(self._committed) >= MAX_STEPS:
@@ -160,7 +160,7 @@ class Steps:
 
     def read_result(self, block: Block) -> str | None:
         """Return what was recorded of a step or wait, as `seal` wrote it."""
-        with _as_connection_lost():
+        with self._ending_if_lost(), _as_connection_lost():
             return self._broker.read_step_result(self._job, block.name, block.key)
 
     @contextmanager
@@ -168,13 +168,11 @@ class Steps:
         """Commit what the `with` block writes and the record together, or neither."""
         transaction = Transaction()
         try:
-            with _as_connection_lost(), self._broker.atomic() as transaction:
+            with self._ending_if_lost(), _as_connection_lost(), self._broker.atomic() as transaction:
                 _refuse_outer(transaction, block)
                 yield
                 record = build_record()
                 self._broker.record_step(self._job, record)
-        except ReservationLost as error:
-            self.end(error)
         except Exception:
             # Once committed, the error came from an on_commit hook, and the step is done.
             if not transaction.is_committed:
@@ -187,6 +185,14 @@ class Steps:
                 f"{block} was not committed: its block left a transaction open, or autocommit is off"
             )
         self.conclude(record)
+
+    @contextmanager
+    def _ending_if_lost(self) -> Iterator[None]:
+        """End the run if the job is no longer this worker's, now and at each further step."""
+        try:
+            yield
+        except ReservationLost as error:
+            self.end(error)
 
     def conclude(self, record: StepRecord) -> None:
         """Note that this is committed."""

@@ -1,10 +1,13 @@
 """The broker contract for OrmBroker, on the test database."""
 
 import pytest
+from django.db import transaction
 
 from django_faktory.brokers.orm import OrmBroker
 from django_faktory.core.payloads import Ack, failure
-from django_faktory.models import Job, Queue
+from django_faktory.core.steps import StepRecord
+from django_faktory.errors import ReservationLost
+from django_faktory.models import Job, JobStep, Queue
 from tests.contract.batch_contract import BatchContract
 from tests.contract.broker_contract import BrokerContract
 from tests.contract.management_contract import ManagementContract
@@ -46,6 +49,36 @@ class TestOrmBroker(BatchContract, ManagementContract, BrokerContract):
             held = Ack(jid=job.jid, wid=me, attempt=got.attempt)
             assert broker.ack([held]) == [True]
             late.append(held)
+
+    @pytest.mark.parametrize("way", ["ack", "fail", "release", "lost", "bye", "push again"])
+    def test_a_step_of_an_ended_reservation_is_neither_recorded_nor_read(self, broker, me, way):
+        """The same worker has the job again, if it still exists."""
+        job = payload(result_ttl=60 if way == "ack" else None)
+        broker.push([job])
+        [late] = self.fetch(broker)
+        with transaction.atomic():
+            broker.record_step(late, StepRecord(name="first", result="1"))
+        {
+            "ack": lambda: broker.ack([Ack(jid=job.jid, wid=me, attempt=late.attempt)]),
+            "fail": lambda: broker.fail([failure(jid=job.jid, wid=me, attempt=late.attempt, retry_in_s=0.0)]),
+            "release": lambda: broker.release([late]),
+            "lost": lambda: broker.lost([me]),
+            "bye": lambda: broker.bye([me]),
+            "push again": lambda: (Job.objects.all().delete(), broker.push([job])),
+        }[way]()
+        Job.objects.filter(state="retries").retry()
+        again = [] if way == "ack" else self.fetch(broker)
+        with pytest.raises(ReservationLost), transaction.atomic():
+            broker.record_step(late, StepRecord(name="second"))
+        with pytest.raises(ReservationLost):
+            broker.read_steps(late)
+        with pytest.raises(ReservationLost):
+            broker.read_step_result(late, "first", "")
+        assert [JobStep.objects.count(), len(again)] == [1, int(way != "ack")]
+        for now in again:
+            assert [*broker.read_steps(now)] == ([] if way == "push again" else [("first", "")])
+            if way != "push again":
+                assert broker.read_step_result(now, "first", "") == "1"
 
     def test_a_fetch_returns_up_to_the_requested_number_of_jobs(self, broker, me):
         broker.push([payload() for _ in range(5)])

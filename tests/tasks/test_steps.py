@@ -158,6 +158,23 @@ def test_a_task_that_catches_the_end_of_a_lost_run_gets_it_again_at_the_next_ste
     assert get_broker().ack([report]) == [False]
 
 
+@pytest.mark.parametrize("names", ["a", "ab"])
+def test_a_later_run_that_lost_the_job_enters_no_block_and_fails_nothing(names, caplog):
+    def program(context):
+        for name in names:
+            if name == names[-1] and context.attempt == 2:
+                get_broker().lost(["w2"])
+            with context.step(name) as step:
+                step.result = mark(name)
+        raise ValueError
+
+    run(program)
+    Job.objects.all().retry()
+    assert prepare(fetched("w2")).run(get_broker()) is None
+    assert marks() == sorted(names)
+    assert "no longer this worker's when it read" in caplog.text
+
+
 def test_a_reassignment_that_is_not_committed_yet_is_waited_for():
     if KIND == "sqlite":
         pytest.skip("one writer at a time")

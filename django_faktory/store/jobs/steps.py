@@ -23,7 +23,11 @@ from ..transactions import run, select
 PORTION = 5000
 """Number of steps whose jobs `purge` looks up at a time."""
 
-_OF_JOB = f" FROM {JOB} AS j JOIN {STEP} AS s ON s.job_id = j.id WHERE j.jid = %s AND j.attempt = %s"
+# LOWER: see `lock_running`.
+_OF_HELD_JOB = (
+    f" FROM {JOB} AS j LEFT JOIN {STEP} AS s ON s.job_id = j.id"
+    " WHERE j.jid = %s AND j.wid = %s AND j.attempt = %s AND LOWER(j.state) = 'working'"
+)
 
 
 def record_step(store: Store, job: Reservation, step: StepRecord) -> None:
@@ -39,10 +43,15 @@ def record_step(store: Store, job: Reservation, step: StepRecord) -> None:
 
 
 def read_steps(store: Store, job: Reservation) -> dict[tuple[str, str], StepRecord]:
-    """Return what earlier runs of this job have committed, by name and key, without results."""
+    """Return what earlier runs of this job have committed, by name and key, without results.
+
+    Raise ReservationLost if another attempt holds the job, or none.
+    """
     columns = "s.name, s.step_key, s.reached, s.done, s.total, s.is_finished, s.until"
-    sql = f"SELECT s.pushed_at <> j.created_at, j.id, {columns}{_OF_JOB}"
-    rows = select(sql, [job.jid, job.attempt], using=store.alias)
+    sql = f"SELECT s.pushed_at <> j.created_at, j.id, {columns}{_OF_HELD_JOB}"
+    rows = select(sql, [job.jid, job.wid, job.attempt], using=store.alias)
+    if not rows:
+        raise ReservationLost("the job was no longer this worker's when it read its steps")
     # On SQLite and MariaDB, a jid that is pushed again takes the row of the earlier job, with its id.
     if any(is_of_earlier_job for is_of_earlier_job, *_ in rows):
         run(store.alias, lambda _: forget_steps([rows[0][1]], using=store.alias))
@@ -50,6 +59,8 @@ def read_steps(store: Store, job: Reservation) -> dict[tuple[str, str], StepReco
     clock = store.now() if any(until for *_, until in rows) else None
     records: dict[tuple[str, str], StepRecord] = {}
     for _, _, name, key, reached, done, total, is_finished, ends in rows:
+        if name is None:  # it has none
+            continue
         until = ends and utc(ends)
         records[name, key] = StepRecord(
             name=name,
@@ -65,10 +76,12 @@ def read_steps(store: Store, job: Reservation) -> dict[tuple[str, str], StepReco
 
 
 def read_step_result(store: Store, job: Reservation, name: str, key: str) -> str | None:
-    """Return the result of a committed step."""
-    sql = f"SELECT s.result{_OF_JOB} AND s.name = %s AND s.step_key = %s"
-    [(result,)] = select(sql, [job.jid, job.attempt, name, key], using=store.alias)
-    return None if result is None else str(result)
+    """Return the result of a committed step. Raise ReservationLost as `read_steps` does."""
+    sql = f"SELECT s.result{_OF_HELD_JOB} AND s.name = %s AND s.step_key = %s"
+    rows = select(sql, [job.jid, job.wid, job.attempt, name, key], using=store.alias)
+    if not rows:
+        raise ReservationLost("the job was no longer this worker's when it read the result of a step")
+    return None if rows[0][0] is None else str(rows[0][0])
 
 
 def record_pause(job: Job, name: str, key: str, until: datetime, now: datetime) -> datetime:

@@ -28,11 +28,12 @@ from django_faktory.core.payloads import (
     failure,
     rfc3339,
 )
-from django_faktory.errors import BatchClosed, FaktoryError
-from django_faktory.models import Batch, Job, JobLock, Limiter, WorkerProcess
+from django_faktory.core.steps import StepRecord
+from django_faktory.errors import BatchClosed, FaktoryError, ReservationLost
+from django_faktory.models import Batch, Job, JobLock, JobStep, Limiter, WorkerProcess
 from django_faktory.store import queues, workers
 from django_faktory.store.batches import batches
-from django_faktory.store.jobs import failures, releases
+from django_faktory.store.jobs import failures, releases, steps
 from django_faktory.store.jobs.acknowledgements import ack
 from django_faktory.store.jobs.claims import fetch
 from django_faktory.store.jobs.exchanges import exchange
@@ -157,10 +158,31 @@ class StoreComparedWithModel(RuleBasedStateMachine):
         """Fail a running job, as its holder or as another sender (W17, W18)."""
         jid, wid, attempt = self._report(pick, sender)
         wish = plain.RETRY_S if has_wish or verdict == "later" else None
-        report = failure(jid=jid, wid=wid, attempt=attempt, verdict=verdict, retry_in_s=wish)
+        has_progressed = self.model.jobs[jid].has_progressed
+        report = failure(
+            jid=jid, wid=wid, attempt=attempt, verdict=verdict, retry_in_s=wish, has_progressed=has_progressed
+        )
         [answer] = failures.fail(self.store, [report])
         expected = self.model.fail(jid, wid, attempt, verdict, has_wish=has_wish)
         assert (answer if isinstance(answer, bool) else _name(answer)) == expected
+
+    @precondition(lambda self: self._working())
+    @rule(pick=picks, sender=senders, name=st.sampled_from("abc"))
+    def step(self, pick, sender, name):
+        """Commit a step of a running job, as its holder or as another sender."""
+        jid, wid, attempt = self._report(pick, sender)
+        held = Reservation(jid=jid, queue="", text="", wid=wid, attempt=attempt or 0)
+        if sender == "holder":
+            assert {found for found, _ in steps.read_steps(self.store, held)} == self.model.jobs[jid].steps
+            if name in self.model.jobs[jid].steps:
+                return
+        try:
+            with transaction.atomic():
+                steps.record_step(self.store, held, StepRecord(name=name))
+            answer = True
+        except ReservationLost:
+            answer = False
+        assert answer == self.model.record_step(jid, wid, attempt, name)
 
     @rule(pick=picks)
     def fail_an_unknown_job(self, pick):
@@ -247,10 +269,10 @@ class StoreComparedWithModel(RuleBasedStateMachine):
     # --- operators ---
 
     @precondition(lambda self: self.model.jobs)
-    @rule(pick=picks, verb=st.sampled_from(["requeue", "kill", "discard"]))
+    @rule(pick=picks, verb=st.sampled_from(["requeue", "restart", "kill", "discard"]))
     def act(self, pick, verb):
         job = self._job(pick)
-        if verb == "requeue":
+        if verb in ("requeue", "restart"):
             self._age_enqueued_jobs()  # SQLite's own clock has milliseconds, and the order must not depend on them
         more = {"dead_for_s": plain.DEAD_S} if verb == "kill" else {}
         changed = getattr(by_ids, verb)([Job.objects.latest_of(job.spec.jid).pk], **USING, **more)
@@ -320,6 +342,9 @@ class StoreComparedWithModel(RuleBasedStateMachine):
         batches.expire(self.store)
         due.purge(self.store)
         batches.purge(self.store, kept_for_s=plain.BATCH_KEPT_S)
+        steps.purge(**USING)
+        rows = set(Job.objects.values_list("pk", flat=True))
+        assert set(JobStep.objects.values_list("job_id", flat=True)) <= rows, "steps are deleted after their job"
         self.model.upkeep()
         self.sweeps_find_nothing_to_repair()
 
@@ -337,7 +362,7 @@ class StoreComparedWithModel(RuleBasedStateMachine):
             transaction.set_rollback(True)
 
     def _move_on(self, delta):
-        for model in (Job, Batch, JobLock, Limiter, WorkerProcess):
+        for model in (Job, JobStep, Batch, JobLock, Limiter, WorkerProcess):
             moments = [field.name for field in model._meta.fields if isinstance(field, DateTimeField)]
             model.objects.update(**{name: F(name) - delta for name in moments})
 

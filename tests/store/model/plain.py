@@ -68,6 +68,10 @@ class PlainJob:
     attempt: int = 0
     failures: int = 0
     losses: int = 0
+    steps: set[str] = field(default_factory=set)
+    """Names of the steps that its runs have committed."""
+    has_progressed: bool = False
+    """True if the current run has committed a step: earlier failures and losses no longer count when it ends."""
     lock: Lock | None = None
     has_pass: bool = False
     member: Member | None = None
@@ -187,9 +191,19 @@ class Plain:
             job.lock = self.locks[key] = Lock(wid, self.now + LEASE_S)
         job.state, job.wid = "working", wid
         job.reserved_until, job.due_at = self.now + RESERVED_S, None
+        job.has_progressed = False
         job.has_pass = job.spec.queue == NARROW
         if job.spec.until_start:
             job.unique = None
+        return True
+
+    def record_step(self, jid, wid, attempt, name):
+        """Record a step of the current run; return False if the sender does not hold the job."""
+        job = self.jobs[jid]
+        if job.state != "working" or (wid, attempt) != (job.wid, job.attempt):
+            return False
+        job.steps.add(name)
+        job.has_progressed = True
         return True
 
     # --- ends ---
@@ -225,6 +239,7 @@ class Plain:
 
     def _fail(self, jid, verdict="", *, has_wish=False):
         job = self._release(jid)
+        self._count_anew(job)
         retry = job.spec.retry
         self.processed += 1
         self.failed += 1
@@ -252,6 +267,10 @@ class Plain:
         job.lock, job.has_pass, job.reserved_until = None, False, None
         return job
 
+    def _count_anew(self, job):
+        if job.has_progressed:
+            job.failures = job.losses = 0
+
     def _end(self, job, to, kept_s, *, is_good=False):
         """End a job finally, or until it is requeued."""
         job.due_at = None
@@ -274,6 +293,7 @@ class Plain:
     def interrupt(self, jids):
         self.give_back(jids)
         for jid in jids:
+            self._count_anew(self.jobs[jid])
             self.jobs[jid].expires_at = None  # it started before it expired
 
     def held_by(self, wid):
@@ -284,6 +304,7 @@ class Plain:
         self.quiet.discard(wid)
         for jid in self.held_by(wid):
             job = self._release(jid)
+            self._count_anew(job)
             job.losses += 1
             if job.losses >= 3:
                 self.processed += 1
@@ -308,6 +329,12 @@ class Plain:
             return 0
         job.state, job.place, job.due_at, job.purge_at = "ready", self._next_place(), None, None
         return 1
+
+    def restart(self, jid):
+        """Requeue a job without its steps."""
+        if changed := self.requeue(jid):
+            self.jobs[jid].steps.clear()
+        return changed
 
     def kill(self, jid):
         job = self.jobs[jid]
