@@ -156,9 +156,9 @@ END $$;
 
 -- Draw new bounds of queues: the place of the first ready job of each part, if it has one (ADR 0046).
 --
--- Gives no row unless they are due and this transaction has written, a late transaction has ended, or this node has the turn
--- to read one of the `wanted` queues from its beginning, as one node does every 10 s. One row for each part with a priority; the
--- snapshot is older than the one that has found the job, and the xid and time are those of this transaction.
+-- Gives no row unless they are due, a late transaction has ended, or this node has the turn to read one of the `wanted` queues
+-- from its beginning, as one node does every 10 s. One row for each part with a priority; the snapshot is older than the one
+-- that has found the job, and the xid and time are those of this transaction, which without pipelines is not that of the claim.
 CREATE OR REPLACE FUNCTION faktory_bounds_1 (
   parts text[], ranks smallint[], bounds timestamptz[], late json, is_due boolean, wanted text[]
 )
@@ -173,7 +173,6 @@ DECLARE
   starts timestamptz[] := bounds;
   turns text[];
   taken text[];
-  own xid8;
 BEGIN
   IF late IS NOT NULL THEN
     starts := faktory_starts_1(parts, bounds, late, snapshot);
@@ -194,14 +193,13 @@ BEGIN
         FROM unnest(parts, starts) WITH ORDINALITY AS part (queue, start, place) ORDER BY place);
     END IF;
   END IF;
-  own := pg_current_xact_id_if_assigned();
-  IF starts <> bounds OR taken IS NOT NULL OR is_due AND own IS NOT NULL THEN
+  IF starts <> bounds OR taken IS NOT NULL OR is_due THEN
     RETURN QUERY
     SELECT part.queue, part.rank, (
         SELECT enqueued_at FROM django_faktory_job
         WHERE state = 'enqueued' AND queue = part.queue AND sort_priority = part.rank AND enqueued_at >= part.start
         ORDER BY enqueued_at, id LIMIT 1),
-      snapshot::text, own::text::bigint, transaction_timestamp(),
+      snapshot::text, pg_current_xact_id()::text::bigint, transaction_timestamp(),
       COALESCE('read ' || hashtextextended(part.queue, 0) = ANY (taken), FALSE)
     FROM unnest(parts, ranks, starts) AS part (queue, rank, start) WHERE part.rank >= -100;
   END IF;
