@@ -8,6 +8,7 @@ from datetime import date
 
 from django.db import OperationalError, transaction
 from django.db.backends.base.base import BaseDatabaseWrapper
+from django.db.backends.utils import CursorWrapper
 
 from ..database_errors import LOCK_TIMEOUTS, error_code
 from .base import HISTORY
@@ -50,11 +51,23 @@ class MariadbPartitions(Partitions):
             _alter(connection, f"ADD PARTITION ({_definition(f'd{first:%Y%m%d}', end)})")
 
     def empty(self, connection: BaseDatabaseWrapper, partition: Partition, forget: Callable[[], None]) -> bool:
-        self.remove(connection, partition)
-        # DROP PARTITION commits, and calls no trigger.
-        with transaction.atomic(using=connection.alias):
-            forget()
-        return True
+        name = connection.ops.quote_name(partition.name)
+        with connection.cursor() as cursor:
+            _when_unused(cursor, f"LOCK TABLES {HISTORY} WRITE NOWAIT")
+            try:
+                # A row may have come since the caller has looked. By state, with which the index begins.
+                rows = f"{HISTORY} PARTITION ({name})"
+                cursor.execute(f"SELECT MAX(purge_at) < UTC_TIMESTAMP(6) FROM {rows} GROUP BY state")
+                are_due = all(is_due for (is_due,) in cursor.fetchall())
+                if are_due:
+                    cursor.execute(f"ALTER TABLE {HISTORY} DROP PARTITION {name}")
+            finally:
+                cursor.execute("UNLOCK TABLES")
+        if are_due:
+            # DROP PARTITION commits, and calls no trigger.
+            with transaction.atomic(using=connection.alias):
+                forget()
+        return are_due
 
     def remove(self, connection: BaseDatabaseWrapper, partition: Partition) -> None:
         if any(one.name == partition.name for one in self.read(connection) or []):
@@ -67,12 +80,16 @@ def _definition(name: str, end: date) -> str:
 
 def _alter(connection: BaseDatabaseWrapper, change: str) -> None:
     with connection.cursor() as cursor:
-        for tries_left in reversed(range(TRIES)):
-            try:
-                cursor.execute(f"ALTER TABLE {HISTORY} NOWAIT {change}")
-            except OperationalError as error:
-                if error_code(error) not in LOCK_TIMEOUTS or not tries_left:
-                    raise
-                time.sleep(PAUSE_S)
-            else:
-                return
+        _when_unused(cursor, f"ALTER TABLE {HISTORY} NOWAIT {change}")
+
+
+def _when_unused(cursor: CursorWrapper, statement: str) -> None:
+    for tries_left in reversed(range(TRIES)):
+        try:
+            cursor.execute(statement)
+        except OperationalError as error:
+            if error_code(error) not in LOCK_TIMEOUTS or not tries_left:
+                raise
+            time.sleep(PAUSE_S)
+        else:
+            return

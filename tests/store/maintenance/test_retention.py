@@ -5,6 +5,7 @@ import subprocess
 import threading
 from contextlib import contextmanager, suppress
 from datetime import UTC, date, timedelta
+from functools import partial
 from itertools import pairwise
 
 import pytest
@@ -196,6 +197,21 @@ def test_a_day_leaves_at_once_when_its_last_row_is_due(days):
 
 
 @partitioned
+def test_a_day_stays_if_a_row_that_is_not_due_has_come_since_the_look(days):
+    [old] = days(2)
+    ended(1, day=old, due_in=-timedelta(seconds=1))
+    stays = ended(1, day=old, due_in=timedelta(hours=1))
+    [partition] = [one for one in partitions() if one.first <= old < one.end]
+    forget = partial(deltas.forget_days, connection, partition.first, partition.end)
+    assert dialect_of(connection).partitions.empty(connection, partition, forget) is False
+    assert set(stays) < set(History.objects.values_list("pk", flat=True))
+    History.objects.filter(pk__in=stays).update(purge_at=timezone.now())
+    assert dialect_of(connection).partitions.empty(connection, partition, forget) is True
+    assert not History.objects.exists()
+    end_one()
+
+
+@partitioned
 def test_rows_that_stay_for_years_do_not_keep_their_day(days):
     [old] = days(3)
     [pk] = ended(1, day=old, due_in=timedelta(days=3650))
@@ -328,6 +344,9 @@ def test_a_default_partition_made_by_hand_stops_nothing(days, caplog):
 )
 def test_a_day_that_cannot_be_added_is_logged_once_and_jobs_end(days, caplog, failure, error):
     [old] = days(3)
+    for one in partitions():
+        if one.first > today():
+            execute(f"DROP TABLE {one.name}")
     ended(3, day=old, due_in=-timedelta(days=2))
     if failure:
         execute(f"CREATE FUNCTION fails() RETURNS event_trigger LANGUAGE plpgsql AS $$ BEGIN {failure}; END $$")
