@@ -33,6 +33,7 @@ from ..store.jobs import failures, releases, steps, tracking, waits
 from ..store.limits import limiters
 from ..store.locks import backfill, locks
 from ..store.maintenance import due
+from ..store.maintenance.background import BackgroundStep
 from ..store.maintenance.pending_work import PendingWork, find_pending_work
 from ..store.maintenance.retention import Retention
 from ..store.maintenance.turns import LEASE_S, NodeTurns, forget_readings
@@ -107,10 +108,13 @@ ON_DEMAND = math.inf
 """Interval of steps that run only when the query for pending work finds something, on any node."""
 
 STOP_S = 2.0
-"""Seconds that a stopping node waits for retention, which is safe to kill."""
+"""Seconds that a stopping node waits for retention, and for a recount, which are safe to kill."""
 
 LONGEST_STEP_S = LEASE_S
 """Timeout in seconds for each transaction of a step."""
+
+RECOUNT_S = 3600.0
+"""Timeout in seconds for the count of all live jobs."""
 
 AFTER_FAILURE_S = 10.0
 """Seconds before a failed step is tried again, unless its interval is shorter."""
@@ -175,6 +179,7 @@ class Maintenance(Loop):
         self._skip_limiters_until = self._fold_at = 0.0
         self._vacuumer = Vacuumer(alias)
         self._retention = Retention(self._store)
+        self._recounting = BackgroundStep("recount", self._recount)
         self._round_at = self._success_at = time.monotonic()
         self._steps = self._all_steps()
         self._turns = NodeTurns([WATCH, *(step.name for step in self._steps if step.has_turn)], using=alias)
@@ -212,7 +217,7 @@ class Maintenance(Loop):
             PeriodicStep("purge", 60.0, lambda: due.purge(store) == due.CHUNK),
             PeriodicStep("steps", 600.0, lambda: self._continue("steps", steps.purge)),
             PeriodicStep("signals", 10.0, self._sweep_signals),
-            PeriodicStep("history", 60.0, self._retention.start_if_due),
+            PeriodicStep("history", 60.0, self._retention.start),
             PeriodicStep("tracking", 60.0, lambda: tracking.purge_tracking(store) == tracking.CHUNK),
             PeriodicStep("batches", 60.0, self._maintain_batches),
             PeriodicStep("measures", 600.0, self._purge_histograms),
@@ -221,7 +226,7 @@ class Maintenance(Loop):
             PeriodicStep("queues in use", 600.0, self._list_queues),
             PeriodicStep("unused queues", 600.0, self._forget_queues),
             PeriodicStep("sizes", ON_DEMAND, self._fold_sizes, lambda _: self._may_fold()),
-            PeriodicStep("recount", 86_400.0, self._recount),
+            PeriodicStep("recount", 86_400.0, self._recounting.start),
         )
 
     def run(self) -> None:
@@ -233,7 +238,7 @@ class Maintenance(Loop):
             if not self._stopping.is_set():
                 self._alarm.wait(sleep_s)
         self._run_guarded("turns", self._turns.give_back)
-        self._retention.join(STOP_S)
+        self._join_background(STOP_S)
         connections[self.alias].close()
 
     def _round(self) -> float:
@@ -325,7 +330,11 @@ class Maintenance(Loop):
         for step in self._steps:
             while step.run():
                 pass
-        self._retention.join(LONGEST_STEP_S)
+        self._join_background(LONGEST_STEP_S)
+
+    def _join_background(self, timeout_s: float) -> None:
+        for background in (self._retention, self._recounting):
+            background.join(timeout_s)
 
     def _run_guarded(self, name: str, work: Callable[[], R]) -> R | None:
         """Return the result of `work`, or None after an error, which is logged."""
@@ -518,6 +527,7 @@ class Maintenance(Loop):
 
     def _recount(self) -> None:
         """Correct the numbers of live jobs. Those of ended jobs are too many to count every day (`faktory recount`)."""
+        db_watchdog.set_thread_limit(RECOUNT_S)
         if wrong := deltas.recount(using=self.alias, with_history=False):
             logger.warning("numbers of jobs were wrong numbers=%d", len(wrong))
 

@@ -86,6 +86,23 @@ def test_an_earlier_due_job_of_this_node_interrupts_the_sleep(start_maintenance)
     assert Job.objects.get().enqueued_at >= at
 
 
+def test_due_jobs_do_not_wait_for_the_daily_recount(start_maintenance, monkeypatch):
+    begun, may_end = threading.Event(), threading.Event()
+
+    def recount(**_):
+        begun.set()
+        may_end.wait(60)
+
+    monkeypatch.setattr(maintenance.deltas, "recount", recount)
+    start_maintenance()
+    try:
+        assert begun.wait(60)
+        job = JobFactory(scheduled=True, run_at=ago(seconds=1))
+        wait_until(lambda: Job.objects.get(pk=job.pk).state == "enqueued")
+    finally:
+        may_end.set()
+
+
 def test_a_job_due_after_the_sleep_does_not_interrupt_it(start_maintenance):
     loop = Maintenance("default")
     loop._wake_at = time.monotonic() + 1

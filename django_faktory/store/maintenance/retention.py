@@ -6,7 +6,6 @@ Tables without partitions, and rows without a day of their own, are left to `due
 
 from __future__ import annotations
 
-import threading
 from collections.abc import Callable, Iterator
 from datetime import UTC, date, datetime, timedelta
 from functools import partial
@@ -19,7 +18,6 @@ from django.db.models.functions import Now
 
 from ...core.lifecycle import ENDED, KEPT
 from ...core.logs import get_logger
-from ...errors import BrokerUnavailable
 from ...models import History
 from .. import alarm_records
 from ..database_errors import LOCK_TIMEOUTS, error_code, first_line
@@ -27,6 +25,7 @@ from ..dialects.partitions import DAY, Partition
 from ..statistics import deltas
 from ..store import Store
 from ..transactions import read, run
+from .background import BackgroundStep
 from .turns import NodeTurns
 
 logger = get_logger(__name__)
@@ -54,43 +53,26 @@ TURN, LEASE_S = "retention", 3600.0
 """An export may take longer than other steps; it is repeated by another node if its node was killed."""
 
 
-class Retention:
-    """Runs in a thread of its own, so that due jobs do not wait for an export or a lock."""
+class Retention(BackgroundStep):
+    """Empties partitions: it may wait for an export or a lock."""
 
     def __init__(self, store: Store) -> None:
+        super().__init__("retention", self._run_in_turn)
         self._store = store
         self._turns = NodeTurns([TURN], using=store.alias, lease_s=LEASE_S)
-        self._thread: threading.Thread | None = None
         self._look_at: dict[str, datetime] = {}  # when something of a partition may be due next
         self._exported: set[str] = set()  # partitions that could not be emptied since
         self._logged: set[str] = set()
 
-    def start_if_due(self) -> None:
-        """Start a round, unless one runs."""
-        if self._thread and self._thread.is_alive():
-            return
-        self._thread = threading.Thread(target=self._run_in_turn, name="faktory-retention", daemon=True)
-        self._thread.start()
-
-    def join(self, timeout_s: float) -> None:
-        """Wait at most `timeout_s` for the running round, if any."""
-        if self._thread:
-            self._thread.join(timeout_s)
-
     def _run_in_turn(self) -> None:
-        try:
-            if self._store.dialect.partitions.read(self._store.connection) is None:
-                return
-            self._turns.add()
-            if self._turns.take(TURN):
-                try:
-                    self.run()
-                finally:
-                    self._turns.finish(TURN, pause_s=0, took_s=0)
-        except (Error, BrokerUnavailable) as error:
-            logger.warning("retention of the history failed, it is tried again in a minute error=%s", first_line(error))
-        finally:
-            connections.close_all()
+        if self._store.dialect.partitions.read(self._store.connection) is None:
+            return
+        self._turns.add()
+        if self._turns.take(TURN):
+            try:
+                self.run()
+            finally:
+                self._turns.finish(TURN, pause_s=0, took_s=0)
 
     def run(self) -> None:
         """Add the partitions that are missing, and delete what is due."""

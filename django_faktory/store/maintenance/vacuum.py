@@ -7,18 +7,17 @@ once a minute; by then a fast queue has left a million of them.
 from __future__ import annotations
 
 import math
-import threading
 import time
 from typing import NamedTuple
 
-from django.db import Error, connections
+from django.db import connections
 from django.db.backends.base.base import BaseDatabaseWrapper
 
 from ...core.logs import get_logger
-from ...errors import BrokerUnavailable
 from ..dialects.base import JOB
 from ..dialects.postgresql.pooler import is_pooled
 from ..transactions import run
+from .background import BackgroundStep
 
 logger = get_logger(__name__)
 
@@ -107,8 +106,8 @@ def vacuum(*, using: str) -> None:
                 cursor.execute(_FULL_SPEED)
 
 
-class Vacuumer:
-    """Runs vacuums in a separate thread when worthwhile, so that due jobs do not wait for one.
+class Vacuumer(BackgroundStep):
+    """Runs vacuums when worthwhile.
 
     The node that has the turn of this step starts one. It ends its turn before the vacuum ends; the statistics of the
     last vacuum, which all nodes read, keep the next node from starting another one too soon.
@@ -122,24 +121,18 @@ class Vacuumer:
         min_rest_s: float = SHORTEST_REST_S,
         rest_factor: float = REST,
     ) -> None:
+        super().__init__("vacuum", self._vacuum)
         self.alias = alias
         self._min_dead_rows = min_dead_rows
         self._min_rest_s, self._rest_factor = min_rest_s, rest_factor
-        self._thread: threading.Thread | None = None
         self._unremovable = 0  # dead rows that the last vacuum could not remove: an open snapshot may still see them
 
     def start_if_due(self) -> bool:
-        """Start a vacuum if there are enough dead rows; return whether it did."""
-        if (self._thread and self._thread.is_alive()) or not self._is_due():
-            return False
-        self._thread = threading.Thread(target=self._vacuum, name="faktory-vacuum", daemon=True)
-        self._thread.start()
-        return True
-
-    def join(self, timeout_s: float) -> None:
-        """Wait at most `timeout_s` for the running vacuum, if any."""
-        if self._thread:
-            self._thread.join(timeout_s)
+        """Start a vacuum if there are enough dead rows; return whether there are. None are counted while one runs."""
+        is_due = self._is_due()
+        if is_due:
+            self.start()
+        return is_due
 
     def _is_due(self) -> bool:
         statistics = read_dead_rows(using=self.alias)
@@ -150,11 +143,6 @@ class Vacuumer:
 
     def _vacuum(self) -> None:
         began = time.monotonic()
-        try:
-            vacuum(using=self.alias)
-            self._unremovable = count_dead_rows(using=self.alias)
-            logger.debug("vacuumed seconds=%.2f left=%d", time.monotonic() - began, self._unremovable)
-        except (Error, BrokerUnavailable) as error:
-            logger.warning("could not vacuum the table of jobs error=%s", error)
-        finally:
-            connections[self.alias].close()
+        vacuum(using=self.alias)
+        self._unremovable = count_dead_rows(using=self.alias)
+        logger.debug("vacuumed seconds=%.2f left=%d", time.monotonic() - began, self._unremovable)

@@ -503,10 +503,10 @@ def test_one_node_at_a_time_exports(days):
         may_end.wait(30)
 
     nodes = [Retention(Store(export=export)) for _ in range(2)]
-    nodes[0].start_if_due()
+    nodes[0].start()
     assert begun.wait(30)
-    nodes[0].start_if_due()
-    nodes[1].start_if_due()
+    nodes[0].start()
+    nodes[1].start()
     nodes[1].join(30)
     may_end.set()
     nodes[0].join(30)
