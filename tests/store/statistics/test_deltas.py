@@ -170,6 +170,39 @@ def test_numbers_stay_exact_while_connections_write_and_fold():
 
 
 @on_postgresql
+def test_one_job_writes_one_row_and_many_jobs_a_row_for_each_number():
+    def rows_of(change):
+        known = Delta.objects.count()
+        elsewhere(change)
+        return Delta.objects.count() - known
+
+    assert rows_of(lambda: Job.objects.bulk_create(JobFactory.many(50, queue="a"))) == 1
+    first = Job.live.order_by("pk").first().pk
+    one, others = Job.live.filter(pk=first), Job.live.exclude(pk=first)
+    for state, queue in ((State.BLOCKED, "a"), (State.BLOCKED, "b"), (State.ENQUEUED, "c")):
+        change = {"state": state, "queue": queue}
+        assert rows_of(lambda change=change: one.update(**change)) == 1
+        assert rows_of(lambda change=change: others.update(**change)) == 2
+        assert number(queue, state) == 50
+    for jobs in (one, others):
+        assert rows_of(lambda jobs=jobs: jobs.update(wid="changes no number")) == 0
+    assert rows_of(one.delete) == 1
+    assert rows_of(others.delete) == 1
+    assert counts.read(using=USING).numbers == {}
+
+
+@on_postgresql
+def test_a_publication_of_all_tables_refuses_no_fold():
+    execute("CREATE PUBLICATION everything FOR ALL TABLES")
+    try:
+        JobFactory.create_batch(2, queue="a")
+        deltas.fold(using=USING)
+        assert number("a") == 2
+    finally:
+        execute("DROP PUBLICATION everything")
+
+
+@on_postgresql
 def test_a_reader_beside_an_old_snapshot_reads_only_rows_of_the_latest_fold():
     """The rows of earlier folds are dead, and cannot be removed while the snapshot is open."""
     JobFactory(queue="a")

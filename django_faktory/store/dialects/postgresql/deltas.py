@@ -27,24 +27,27 @@ TOTALS_KEPT_DAYS = 400
 
 # A fold of the future is that of another cluster, from which this database was copied by its rows: all rows are read.
 # CASE: no other row's name may be converted, whatever the plan is.
-CURRENT = f"""(
-WITH fold AS MATERIALIZED (
-  SELECT head.mark, head.seen_until FROM (
-    SELECT mark FROM {DELTA} WHERE mark >= '{_FIRST_FOLD}' ORDER BY mark DESC LIMIT 1) AS latest
-  CROSS JOIN LATERAL (
-    SELECT mark, CASE kind WHEN 'fold' THEN name::xid8 END AS seen_until FROM {DELTA}
-    WHERE mark = latest.mark AND kind = 'fold' OFFSET 0) AS head
-  WHERE head.seen_until <= pg_snapshot_xmax(pg_current_snapshot()))
-SELECT ctid AS place, mark, kind, name, amount FROM {DELTA} WHERE mark = (SELECT mark FROM fold)
+_ROWS = f"""(
+WITH latest AS MATERIALIZED (
+  SELECT ctid AS place, * FROM {DELTA}
+  WHERE mark = (SELECT mark FROM {DELTA} WHERE mark >= '{_FIRST_FOLD}' ORDER BY mark DESC LIMIT 1)),
+fold AS MATERIALIZED (
+  SELECT seen_until FROM (SELECT CASE kind WHEN 'fold' THEN name::xid8 END AS seen_until FROM latest) AS head
+  WHERE seen_until <= pg_snapshot_xmax(pg_current_snapshot()))
+SELECT * FROM latest WHERE EXISTS (SELECT FROM fold)
 UNION ALL
-SELECT ctid, mark, kind, name, amount FROM {DELTA} WHERE mark >= COALESCE((SELECT seen_until FROM fold), '0')
+SELECT ctid, * FROM {DELTA} WHERE mark >= COALESCE((SELECT seen_until FROM fold), '0')
   AND mark < COALESCE((SELECT '{_FIRST_FOLD}'::xid8 FROM fold), '{_LAST}')
 UNION ALL
-SELECT ctid, mark, kind, name, amount FROM {DELTA} WHERE mark = ANY (ARRAY(
-  SELECT CASE kind WHEN 'open' THEN name::xid8 END FROM {DELTA}
-  WHERE mark = (SELECT mark FROM fold) AND kind = 'open')))"""
+SELECT ctid, * FROM {DELTA} WHERE mark = ANY (ARRAY(
+  SELECT CASE kind WHEN 'open' THEN name::xid8 END FROM latest WHERE EXISTS (SELECT FROM fold))))"""
 
-_COUNT = f"SELECT COUNT(*) FILTER (WHERE mark < '{_FIRST_FOLD}'), COUNT(*) FROM {CURRENT} AS delta"
+_NUMBERS = """CROSS JOIN LATERAL (
+  SELECT kind, name, amount UNION ALL SELECT from_kind, from_name, -amount WHERE from_kind IS NOT NULL)"""
+
+CURRENT = f"(SELECT number.* FROM {_ROWS} AS delta {_NUMBERS} AS number)"
+
+_IS_DUE = f"SELECT COUNT(*) FILTER (WHERE mark < '{_FIRST_FOLD}') * {FOLD_FROM} > COUNT(*) FROM {_ROWS} AS delta"
 
 _LOCK = f"SELECT pg_try_advisory_xact_lock({_MUTEX})"
 
@@ -52,11 +55,11 @@ _LOCK = f"SELECT pg_try_advisory_xact_lock({_MUTEX})"
 # The fold's own transaction counts as open, because it may go on; not from the snapshot's end on, where rows are later.
 _FOLD = f"""
 WITH gone AS (
-  DELETE FROM {DELTA} WHERE ctid = ANY (ARRAY(SELECT place FROM {CURRENT} AS delta)) RETURNING kind, name, amount),
+  DELETE FROM {DELTA} WHERE ctid = ANY (ARRAY(SELECT place FROM {_ROWS} AS delta)) RETURNING *),
 named AS (
   SELECT kind, amount, CASE WHEN kind IN ({_TOTALS})
     AND name < to_char(now() - interval '{TOTALS_KEPT_DAYS} days', 'YYYY-MM-DD') THEN '' ELSE name END AS name
-  FROM gone)
+  FROM (SELECT number.* FROM gone {_NUMBERS} AS number) AS numbers)
 INSERT INTO {DELTA} (mark, kind, name, amount)
 SELECT ({_FIRST_FOLD} + pg_current_xact_id()::text::bigint)::text::xid8, kind, name, amount FROM (
   SELECT kind, name, SUM(amount) AS amount FROM named GROUP BY kind, name HAVING SUM(amount) <> 0
@@ -71,9 +74,8 @@ SELECT ({_FIRST_FOLD} + pg_current_xact_id()::text::bigint)::text::xid8, kind, n
 def is_due(connection: BaseDatabaseWrapper) -> bool:
     """Return whether there are enough rows for a fold."""
     with connection.cursor() as cursor:
-        cursor.execute(_COUNT)
-        [(pending, total)] = cursor.fetchall()
-    return bool(pending * FOLD_FROM > total)
+        cursor.execute(_IS_DUE)
+        return bool(cursor.fetchone()[0])
 
 
 def fold(connection: BaseDatabaseWrapper) -> None:

@@ -350,6 +350,7 @@ class PostgresqlDialect(Dialect):
         execute_on(cursor.db, save_calls((), day, tally))
 
     own_mark = "pg_current_xact_id()"
+    add_tail = ""
     current_deltas = deltas.CURRENT
 
     def needs_fold(self, connection: BaseDatabaseWrapper) -> bool:

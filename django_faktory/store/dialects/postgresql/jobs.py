@@ -27,11 +27,9 @@ ADD_TO_COUNTERS = Command(
     "faktory_count",
     ["date", *["int"] * len(TOTALS)],
     f"""
-INSERT INTO {DELTA} AS d (mark, kind, name, amount)
-SELECT pg_current_xact_id(), kind, to_char($1, 'YYYY-MM-DD'), amount
+INSERT INTO {DELTA} (kind, name, amount) SELECT kind, to_char($1, 'YYYY-MM-DD'), amount
 FROM (VALUES {", ".join(f"('{name}', ${place})" for place, name in enumerate(TOTALS, 2))}) AS n (kind, amount)
-WHERE amount > 0
-ON CONFLICT (mark, kind, name) DO UPDATE SET amount = d.amount + excluded.amount""",
+WHERE amount > 0""",
     gives_rows=False,
 )
 

@@ -18,7 +18,6 @@ SET enable_seqscan = off SET enable_bitmapscan = off SET jit = off SET plan_cach
 DECLARE
   ended int;
   more int;
-  missed int;
   gone bigint[];
   kept bigint[];
   results text[];
@@ -65,12 +64,7 @@ BEGIN
       j.created_at, j.enqueued_at, j.started_at, j.failed_at, j.wid, j.attempt, j.failures, j.losses, j.interruptions,
       j.errtype, j.failure, j.history, j.expires_at, j.unique_expires_at, j.unique_until_start, j.lock_key, j.limit_key,
       j.bid, j.callback_of, j.has_run, j.counts_failed, j.claim, j.about, j.cancel_requested_at
-    FROM gone AS j JOIN held ON held.id = j.id WHERE j.result_ttl IS NOT NULL),
-  counted AS (
-    INSERT INTO django_faktory_delta AS d (mark, kind, name, amount)
-    SELECT pg_current_xact_id(), 'processed', to_char(MAX(now) AT TIME ZONE 'UTC', 'YYYY-MM-DD'), COUNT(*) FROM held
-    HAVING COUNT(*) > 0
-    ON CONFLICT (mark, kind, name) DO UPDATE SET amount = d.amount + excluded.amount)
+    FROM gone AS j JOIN held ON held.id = j.id WHERE j.result_ttl IS NOT NULL)
   SELECT CASE WHEN lock_token IS NULL THEN 'ended' ELSE left(set_config('faktory.noted', COALESCE(
       current_setting('faktory.noted', TRUE), '') || ',' || lock_token, TRUE), 0) || 'ended' END,
     jid::text, wid::text, attempt, queue::text, jobtype::text, started_at, now
@@ -82,9 +76,9 @@ BEGIN
     PERFORM set_config('faktory.noted', '', TRUE);
   END IF;
 
+  clock := COALESCE(moment, clock_timestamp());
   -- Jobs that hold permits, and members of batches; their rows are locked already.
   IF ended < reported THEN
-    clock := COALESCE(moment, clock_timestamp());
     SELECT array_agg(id) FILTER (WHERE result_ttl IS NULL AND NOT is_member),
       array_agg(id) FILTER (WHERE result_ttl IS NOT NULL AND NOT is_member),
       array_agg(result) FILTER (WHERE result_ttl IS NOT NULL AND NOT is_member),
@@ -103,7 +97,8 @@ BEGIN
       WHERE j.state = 'working' AND (r.wid = '' OR j.wid = '' OR j.wid = r.wid)
         AND (r.attempt IS NULL OR r.attempt = j.attempt)
     ) AS held;
-    IF is_last AND ended + more < reported THEN
+    ended := ended + more;
+    IF is_last AND ended < reported THEN
       RAISE EXCEPTION 'a job is no longer held as it was: nothing of its task may be committed' USING ERRCODE = 'FK001';
     END IF;
     IF gone IS NOT NULL THEN
@@ -134,13 +129,10 @@ BEGIN
     SELECT f.kind, f.jid, NULL, NULL::bigint, f.name, NULL, NULL::timestamptz, NULL::timestamptz
     FROM faktory_free_permits_1(permits) AS f;
   END IF;
-  missed := reported - ended - more - COALESCE(cardinality(members), 0);
-  IF more > 0 OR missed > 0 THEN
-    INSERT INTO django_faktory_delta AS d (mark, kind, name, amount)
-    SELECT pg_current_xact_id(), n.kind, to_char(clock AT TIME ZONE 'UTC', 'YYYY-MM-DD'), n.amount
-    FROM (VALUES ('processed', more), ('late', missed)) AS n (kind, amount) WHERE n.amount > 0
-    ON CONFLICT (mark, kind, name) DO UPDATE SET amount = d.amount + excluded.amount;
-  END IF;
+  INSERT INTO django_faktory_delta (kind, name, amount)
+  SELECT n.kind, to_char(clock AT TIME ZONE 'UTC', 'YYYY-MM-DD'), n.amount
+  FROM (VALUES ('processed', ended), ('late', reported - ended - COALESCE(cardinality(members), 0))) AS n (kind, amount)
+  WHERE n.amount > 0;
 END $$;
 
 -- End a job that held a lock and claim the next job of its key, with the lock (ADR 0015).
@@ -223,9 +215,8 @@ BEGIN
       is_lapsed = FALSE
     FROM taken, token WHERE l.id = (SELECT id FROM mine)),
   counted AS (
-    INSERT INTO django_faktory_delta AS d (mark, kind, name, amount)
-    SELECT pg_current_xact_id(), 'processed', to_char(clock AT TIME ZONE 'UTC', 'YYYY-MM-DD'), 1 FROM heir
-    ON CONFLICT (mark, kind, name) DO UPDATE SET amount = d.amount + excluded.amount)
+    INSERT INTO django_faktory_delta (kind, name, amount)
+    SELECT 'processed', to_char(clock AT TIME ZONE 'UTC', 'YYYY-MM-DD'), 1 FROM heir)
   SELECT NOT EXISTS (
       SELECT FROM unnest(queues) AS q (name) CROSS JOIN LATERAL (
         SELECT FROM django_faktory_job WHERE state = 'enqueued' AND queue = q.name LIMIT 1) AS ready),
