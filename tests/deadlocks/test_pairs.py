@@ -11,15 +11,16 @@ import time
 from functools import partial
 
 import pytest
-from django.db import connection
+from django.db import connection, transaction
 
 from django_faktory.brokers.orm import OrmBroker
 from django_faktory.core.job_parser import parse_job
 from django_faktory.core.limits import Allowance
-from django_faktory.core.payloads import Ack, Beat, FetchRequest, NewBatch, WorkerIdentity, failure
+from django_faktory.core.payloads import Ack, Beat, FetchRequest, NewBatch, Reservation, WorkerIdentity, failure
+from django_faktory.core.steps import StepRecord
 from django_faktory.models import Batch, Job, JobLock, Limit
 from django_faktory.store.batches import batches
-from django_faktory.store.jobs import bulk, edits, failures, transitions
+from django_faktory.store.jobs import bulk, edits, failures, steps, transitions
 from django_faktory.store.limits import definitions, limiters
 from django_faktory.store.locks import locks
 from django_faktory.store.maintenance import due
@@ -146,15 +147,19 @@ def exchange(world):
     OrmBroker("default").exchange(plain, acks, requests)
 
 
-def release(world):
-    from django_faktory.core.payloads import Reservation
-
-    rows = working()[:4]
-    held = [
+def held(count):
+    return [
         Reservation(jid=row.jid, queue=row.queue, text="", wid=row.wid, attempt=row.attempt, permits=row.permits)
-        for row in rows
+        for row in working()[:count]
     ]
-    OrmBroker("default").release(held)
+
+
+def step(world):
+    """Commit a step, and a chunk of a walk."""
+    for job, done in zip(held(2), (None, next(world.numbers)), strict=False):
+        with transaction.atomic():
+            name = "walk" if done else f"step {next(world.numbers)}"
+            OrmBroker("default").record_step(job, StepRecord(name=name, done=done))
 
 
 def reap(world):
@@ -188,7 +193,8 @@ VERBS = {
     "put off": lambda world: OrmBroker("default").fail(
         [failure(jid=job.jid, wid=job.wid, errtype="E", verdict="later", retry_in_s=0.0) for job in working()[:3]]
     ),
-    "release": release,
+    "release": lambda world: OrmBroker("default").release(held(4)),
+    "step": step,
     "exchange": exchange,
     "beat": lambda world: OrmBroker("default").beat([Beat(wid=wid) for wid in WIDS]),
     "extend": lambda world: locks.extend_held(Store(), shuffled(JobLock.objects.values_list("pk", flat=True))),
@@ -203,9 +209,11 @@ VERBS = {
     "due": lambda world: due.enqueue_due(Store()),
     "expire": lambda world: due.expire(Store()),
     "purge": lambda world: due.purge(Store()),
+    "purge steps": lambda world: steps.purge(using="default"),
     "kill": lambda world: by_ids.kill(ids(), using="default"),
     "discard": lambda world: by_ids.discard(ids()[:3], using="default"),
     "requeue": lambda world: by_ids.requeue(ids(), using="default"),
+    "start over": lambda world: by_ids.restart(ids(), using="default"),
     "cancel": lambda world: transitions.cancel(Store(), shuffled(Job.objects.values_list("jid", flat=True), 4)),
     "edit": edit,
     "free locks": lambda world: transitions.free_locks(

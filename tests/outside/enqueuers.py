@@ -117,6 +117,9 @@ class Enqueuer(Thread):
     def write(self):
         self.one(tasks.write, self.script(), effect=1)
 
+    def stepped(self):
+        self.one(tasks.stepped, self.script(), effect=1, parts=3)
+
     def long(self):
         self.one(tasks.long, {"ms": int(self.profile.long_s * 1000), "fails": 0})
 

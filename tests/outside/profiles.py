@@ -82,7 +82,7 @@ class Profile(NamedTuple):
 
 MIX = Profile(
     jobs={"work": 8, "write": 8, "long": 1, "locked": 4, "unique": 4, "later": 3, "fails": 2, "many": 2, "batch": 2,
-          "undone": 1},
+          "undone": 1, "stepped": 4},
     wire={"plain": 8, "bulk": 2, "lock": 4, "limit": 4, "both": 4, "unique": 6, "later": 2, "fails": 2, "batch": 2,
           "task": 3},
     faults={"kill_worker": 3, "stop_pool": 3, "kill_consumer": 2, "freeze_worker": 1, "freeze_consumer": 1,

@@ -123,12 +123,19 @@ def failures(evidence, left):
 
 
 def effects(evidence, left):
-    """Report atomic tasks that succeeded and did not write exactly once, or did not succeed and wrote."""
+    """Report atomic tasks and steps that succeeded and did not write exactly once, or did not succeed and wrote.
+
+    Exception: the steps that a dead job has committed.
+    """
     for jid, row in left.jobs.items():
-        if evidence.specs.get(jid, {}).get("effect") and row.state in FINAL:
+        spec = evidence.specs.get(jid, {})
+        if spec.get("effect") and row.state in FINAL:
             wanted = int(row.state == "succeeded")
-            if left.effects[jid] != wanted:
-                yield f"{jid}: {row.state} and written {left.effects[jid]} times"
+            parts = [f"{jid}.{part}" for part in range(spec.get("parts", 0))]
+            for one in parts or [jid]:
+                may_differ = parts and not wanted and left.effects[one] == 1
+                if left.effects[one] != wanted and not may_differ:
+                    yield f"{one}: {row.state} and written {left.effects[one]} times"
 
 
 def locks(evidence, left):

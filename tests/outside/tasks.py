@@ -41,6 +41,16 @@ def write(context, script):
     play(context, script)
 
 
+@task(takes_context=True, backoff=at_once)
+def stepped(context, script):
+    """Write an effect in each step. The script plays in the second one, so that most faults happen there."""
+    for part in range(3):
+        with context.step("part", key=part):
+            Mark.objects.create(text=f"effect {context.task_result.id}.{part}")
+            if part == 1:
+                play(context, script)
+
+
 @task(takes_context=True, max_attempts=1)
 def long(context, script):
     play(context, script)

@@ -164,6 +164,17 @@ def test_a_duplicate_effect_of_an_atomic_task_is_reported(history):
     assert history.found(referee.effects, {"a": GOOD}, effects=Counter(a=1)) == []
 
 
+def test_a_job_with_steps_has_the_effect_of_each_step_once(history):
+    history.job("a", effect=1, parts=2)
+    once = Counter({"a.0": 1, "a.1": 1})
+    assert history.found(referee.effects, {"a": GOOD}, effects=once) == []
+    assert len(history.found(referee.effects, {"a": GOOD}, effects=once + Counter({"a.1": 1}))) == 1
+    assert len(history.found(referee.effects, {"a": GOOD}, effects=Counter({"a.0": 1}))) == 1
+    dead = GOOD._replace(state="dead")
+    assert history.found(referee.effects, {"a": dead}, effects=Counter({"a.0": 1})) == []
+    assert len(history.found(referee.effects, {"a": dead}, effects=Counter({"a.0": 2}))) == 1
+
+
 def test_two_concurrent_jobs_of_one_lock_key_are_reported(history):
     for jid, begin in (("a", 2), ("b", 2.5)):
         history.job(jid, lock="k")
