@@ -93,6 +93,28 @@ PLANTS = (
         (CONTRACT, "-k", "late_report"),
     ),
     Plant(
+        "a step commits although another worker has its job now",
+        f"{DIALECTS}/postgresql/functions/steps.sql",
+        "  IF is_held IS NOT TRUE THEN",
+        "  IF FALSE THEN",
+        (CONTRACT, "-k", "a_step_of_an_ended_reservation"),
+        "postgresql",
+    ),
+    Plant(
+        "a step is recorded in another transaction than its block",
+        "django_faktory/tasks/steps.py",
+        "                self._broker.record_step(self._job, record)\n",
+        "            with self._broker.atomic():\n                self._broker.record_step(self._job, record)\n",
+        ("tests/tasks/test_steps.py", "-k", "a_worker_that_lost_the_job_commits_nothing"),
+    ),
+    Plant(
+        "losses count on although a run has committed a step",
+        f"{STORE}/jobs/endings.py",
+        "            if job.pk in progressed:\n                _count_anew(job)\n            job.losses += 1\n",
+        "            job.losses += 1\n",
+        ("tests/store/jobs/test_progress_counts.py", "-k", "any_number_of_losses"),
+    ),
+    Plant(
         "a job that ends keeps its lock",
         f"{STORE}/jobs/endings.py",
         "            locks.release(self._connection, self._holders)\n",
