@@ -8,9 +8,11 @@ from django.core.exceptions import ImproperlyConfigured
 from django.test import override_settings
 
 from django_faktory import task
-from django_faktory.contrib.gearmonkey import registry
+from django_faktory.contrib.gearmonkey import gearmonkey_task, registry
+from django_faktory.contrib.gearmonkey.maintenance import MaintenanceLoop
+from django_faktory.contrib.gearmonkey.redis_worker import SweepResult
 from django_faktory.contrib.gearmonkey.registry import call_of, input_of, output_of
-from django_faktory.errors import InvalidPayload
+from django_faktory.errors import BrokerUnavailable, InvalidPayload
 from django_faktory.tasks.compat import InvalidTask
 from tests.project import tasks
 
@@ -106,6 +108,11 @@ def test_an_invalid_function_name_is_rejected_when_the_task_is_defined():
         task(gearmonkey="a:b")(tasks.add.func)
 
 
+def test_a_remote_task_cannot_be_scheduled_by_its_priority():
+    with pytest.raises(ValueError, match=r"prio: expected high, normal or low; a time is given by using"):
+        gearmonkey_task("f", prio="scheduled")
+
+
 WITHOUT_REDIS = """
 import sys
 sys.modules["redis"] = None
@@ -138,3 +145,39 @@ def twice(): ...
 
 @task(atomic=True)
 def whole(): ...
+
+
+class Swept:
+    """A worker of a Redis that sweeps and audits as it is told: jobs, or an error."""
+
+    def __init__(self, found):
+        self._found = found
+
+    def sweep(self):
+        if isinstance(self._found, Exception):
+            raise self._found
+        return self._found
+
+    def audit(self):
+        return ["f:3"]
+
+
+@pytest.mark.parametrize(
+    ("found", "lines"),
+    [
+        (SweepResult([], []), ["lost jobs queued again jobs=f:3"]),
+        (
+            SweepResult(["f:1"], ["f:2"]),
+            [
+                "jobs of workers that died are queued again jobs=f:1",
+                "jobs that kill their workers are given up jobs=f:2",
+                "lost jobs queued again jobs=f:3",
+            ],
+        ),
+        (BrokerUnavailable("gone"), ["the sweep waits for the server error=gone"]),
+        (RuntimeError("odd"), ["the sweep failed"]),
+    ],
+)
+def test_a_round_of_maintenance_logs_what_it_found_and_never_raises(caplog, found, lines):
+    MaintenanceLoop(Swept(found), audits=True).run_once()
+    assert [record.getMessage() for record in caplog.records] == lines

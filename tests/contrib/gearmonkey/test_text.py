@@ -76,6 +76,12 @@ class TestMaking:
         NaiveWorker(redis, "f", shout).start()
         assert client.run("f", "x", options=[OPT_ROLLCALL]) == 1
 
+    def test_w20_a_registry_of_a_wrong_type_fails_the_roll_call(self, client, redis):
+        redis.set(lua.registry_key("f"), "x")
+        with pytest.raises(NoWorkers, match="WRONGTYPE"):
+            client.run("f", "x", options=[OPT_ROLLCALL])
+        assert not redis.exists("uid:f")
+
     def test_w25_getting_an_unknown_job_raises_job_not_found(self, client, naive):
         assert naive.get("f", 9) == {}
         with pytest.raises(JobNotFound, match="f:9"):
