@@ -91,7 +91,8 @@ def test_the_errors_page_lists_each_log_event():
     assert len(logged) > 80
     assert logged - documented == set()
     assert documented - logged == {
-        f"the job was no longer this worker's when {what} ended: rolled back" for what in ("its task", "a step")
+        f"the job was no longer this worker's when {what}"
+        for what in ("its task ended: rolled back", "a step ended: rolled back", "a step began")
     }
 
 

@@ -172,7 +172,7 @@ def test_a_later_run_that_lost_the_job_enters_no_block_and_fails_nothing(names, 
     Job.objects.all().retry()
     assert prepare(fetched("w2")).run(get_broker()) is None
     assert marks() == sorted(names)
-    assert "no longer this worker's when it read" in caplog.text
+    assert "no longer this worker's when a step began" in caplog.text
 
 
 def test_a_reassignment_that_is_not_committed_yet_is_waited_for():

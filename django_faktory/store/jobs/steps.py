@@ -51,7 +51,7 @@ def read_steps(store: Store, job: Reservation) -> dict[tuple[str, str], StepReco
     sql = f"SELECT s.pushed_at <> j.created_at, j.id, {columns}{_OF_HELD_JOB}"
     rows = select(sql, [job.jid, job.wid, job.attempt], using=store.alias)
     if not rows:
-        raise ReservationLost("the job was no longer this worker's when it read its steps")
+        raise ReservationLost("the job was no longer this worker's when a step began")
     # On SQLite and MariaDB, a jid that is pushed again takes the row of the earlier job, with its id.
     if any(is_of_earlier_job for is_of_earlier_job, *_ in rows):
         run(store.alias, lambda _: forget_steps([rows[0][1]], using=store.alias))
@@ -80,7 +80,7 @@ def read_step_result(store: Store, job: Reservation, name: str, key: str) -> str
     sql = f"SELECT s.result{_OF_HELD_JOB} AND s.name = %s AND s.step_key = %s"
     rows = select(sql, [job.jid, job.wid, job.attempt, name, key], using=store.alias)
     if not rows:
-        raise ReservationLost("the job was no longer this worker's when it read the result of a step")
+        raise ReservationLost("the job was no longer this worker's when a step began")
     return None if rows[0][0] is None else str(rows[0][0])
 
 
