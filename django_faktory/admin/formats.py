@@ -89,7 +89,7 @@ def render_with_detail(text: str, detail: str) -> SafeString | str:
 def event_time_of(job: Job) -> datetime | None:
     """Return the time that says most about a job's state: its end, its next or latest start, or its enqueue time."""
     started_at = job.started_at if job.state == State.WORKING else None
-    return job.finished_at or job.run_at or started_at or job.enqueued_at
+    return job.finished_at or job.due_at or started_at or job.enqueued_at
 
 
 def render_worker(wid: str, name: str) -> SafeString:

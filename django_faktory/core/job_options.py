@@ -24,7 +24,7 @@ TRACKED_FOR_S = 1800
 
 _WITHIN = "custom."
 MAX_BID = 255
-_KEYS = frozenset({"unique_for", "expires_at", "expires_in", "bid", "lock", "limit", "about"})
+_KEYS = frozenset({"unique_for", "expires_at", "expires_in", "bid", "lock", "limit", "about", "signals"})
 MAX_LOCK_KEY = 255
 MAX_COMPARED = 64 * 1024
 """Maximum characters of compared arguments: comparing them takes up to 30 ms, in which no other client is served."""
@@ -66,6 +66,8 @@ class JobOptions(msgspec.Struct, frozen=True, kw_only=True, gc=False, omit_defau
     """Object that the job is about, as `app.model/pk`."""
     caller_wid: str = ""
     """Wid of the pushing worker: once a batch is committed, only its own running jobs may add to it."""
+    signals: str | None = None
+    """The job to which this is a signal: nothing else is stored (ADR 0052)."""
 
     @property
     def may_block(self) -> bool:
@@ -73,7 +75,7 @@ class JobOptions(msgspec.Struct, frozen=True, kw_only=True, gc=False, omit_defau
 
         That transaction has just taken the same unique key, or changes the same batch.
         """
-        return self.unique_key is not None or self.bid is not None
+        return (self.unique_key or self.bid or self.signals) is not None
 
     def unique_ends(self, begins: datetime) -> datetime | None:
         """Return when the uniqueness ends at the latest, for a job that may run from `begins` on."""
@@ -100,7 +102,8 @@ def read_options(jobtype: str, queue: str, args: str, custom: Mapping[str, str])
     lock = _read_lock_key(jobtype, args, custom)
     limit = _read_limit_key(custom)
     # A key may be present without an option, for example `"lock": false`.
-    if (unique_for, expires_at, expires_in, bid, lock, limit, about) == (None,) * 7:
+    signals = string(custom.get("signals", ABSENT))
+    if (unique_for, expires_at, expires_in, bid, lock, limit, about, signals) == (None,) * 8:
         return None
     key = None
     if unique_for is not None:
@@ -115,6 +118,7 @@ def read_options(jobtype: str, queue: str, args: str, custom: Mapping[str, str])
         limit_key=limit,
         bid=bid,
         about=about,
+        signals=signals,
     )
 
 

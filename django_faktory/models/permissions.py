@@ -20,7 +20,7 @@ from typing import Any, Protocol
 APP = "django_faktory"
 
 _VERBS: Mapping[str, str] = {
-    "job": "view add change retry requeue restart kill discard prune cancel",
+    "job": "view add change retry requeue restart kill discard prune cancel signal",
     "batch": "view retry",
     "queue": "view pause resume clear",
     "workerprocess": "view quiet terminate",
@@ -127,6 +127,7 @@ JOB_PERMISSIONS: Labels = (
     ("discard_job", "Can discard jobs that are not running"),
     ("prune_job", "Can delete finished jobs"),
     ("cancel_job", "Can cancel jobs, including running ones"),
+    ("signal_job", "Can send signals to jobs"),
 )
 BATCH_PERMISSIONS: Labels = (("retry_batch", "Can retry failed jobs of a batch"),)
 QUEUE_PERMISSIONS: Labels = (

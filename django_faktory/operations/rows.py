@@ -87,7 +87,7 @@ _PAUSE = (
 
 SHORT = (
     "id", "jid", "jobtype", "queue", "state", "sort_priority", "retry", "failures", "losses", "interruptions",
-    "errtype", "about", "bid", "wid", "created_at", "run_at", "enqueued_at", "started_at", "finished_at",
+    "errtype", "about", "waits_for", "bid", "wid", "created_at", "run_at", "enqueued_at", "started_at", "finished_at",
     "failed_at",
 )  # fmt: skip
 """Columns that `JobSummary` reads, so that lists do not load long texts."""
@@ -110,7 +110,8 @@ class JobSummary(Row):
     batch = Text("The batch it is a member of.", "bid", null=True)
     worker = Text("The worker that runs it, or ran it last.", "wid", null=True)
     created_at = Time("When it was pushed.")
-    run_at = Time("When a scheduled or retrying job becomes due.", null=True)
+    run_at = Time("When a scheduled or retrying job becomes due.", "due_at", null=True)
+    waits_for = Text("Name of the signal for which it waits.", "awaited", null=True)
     enqueued_at = Time("When it was enqueued; it determines the order of jobs with equal priority.", null=True)
     started_at = Time("When a worker claimed it.", null=True)
     finished_at = Time("When it ended.", null=True)

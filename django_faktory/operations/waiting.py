@@ -37,7 +37,7 @@ class Reason(NamedTuple):
 
     kind: str
     """Fixed, so that programs can compare it: paused-queue, paused-task, no-workers, unserved-queue, limit, rate, lock,
-    unknown-task, scheduled, retry, overdue, or queued if nothing holds it back."""
+    unknown-task, scheduled, signal, retry, overdue, or queued if nothing holds it back."""
     text: str
     """One line without a full stop, in the active language."""
     at: datetime | None = None
@@ -126,6 +126,14 @@ def _explain_time(job: Job) -> Reason:
     if job.state == State.RETRIES:
         text = gettext("Attempt %(number)s of %(total)s failed; next attempt at %(time)s")
         return Reason("retry", text % names, at)
+    if job.awaited:
+        names["signal"] = job.awaited
+        text = (
+            gettext("Waits for signal %(signal)s")
+            if job.due_at is None
+            else gettext("Waits for signal %(signal)s until %(time)s")
+        )
+        return Reason("signal", text % names, job.due_at)
     return Reason("scheduled", gettext("Scheduled for %(time)s") % names, at)
 
 

@@ -8,7 +8,8 @@ from django.db import connection, transaction
 
 from django_faktory.core.limits import Allowance
 from django_faktory.core.payloads import NewBatch, rfc3339
-from django_faktory.models import Job
+from django_faktory.core.steps import FOREVER
+from django_faktory.models import Job, JobSignal
 from django_faktory.store.batches import batches
 from django_faktory.store.jobs import pushes
 from django_faktory.store.limits import definitions
@@ -139,3 +140,37 @@ def test_an_invalid_track_command_leaves_the_connection_open(connect):
     assert client.ask('TRACK SET {"jid":"job-00001","percent":101}').startswith(b"-ERR invalid TRACK SET: percent: ")
     assert client.ask("TRACK").startswith(b"-ERR invalid TRACK: ")
     assert client.ask("INFO").startswith(b"{")
+
+
+def signal(jid, **members):
+    return push(jid="signal-001", jobtype="approved", custom={"signals": jid}, **members)
+
+
+def test_a_job_with_signals_is_stored_as_a_signal(connect):
+    client = connect()
+    assert client.ask(push(jid="waiting-01")) == b"+OK"
+    assert client.ask(signal("waiting-01", args=[{"by": "ann", "n": 1.0}])) == b"+OK"
+    assert client.ask(signal("waiting-01", args=[])) == b"+OK"
+    assert [job.jid for job in Job.objects.all()] == ["waiting-01"]
+    sent = [(one.name, one.payload) for one in JobSignal.objects.order_by("pk")]
+    assert sent == [("approved", '{"by": "ann", "n": 1.0}'), ("approved", "null")]
+
+
+def test_a_signal_wakes_the_job_that_waits_for_it(connect):
+    JobFactory(jid="waiting-01", state="scheduled", run_at=FOREVER, enqueued_at=None, waits_for="approved")
+    assert connect().ask(signal("waiting-01", args=[])) == b"+OK"
+    wait_until(lambda: Job.objects.get().state == "enqueued")
+
+
+def test_a_signal_to_no_job_or_to_an_ended_one_is_an_error(connect):
+    client = connect()
+    assert client.ask(signal("nothing-01", args=[])) == b"-ERR Job not found nothing-01"
+    JobFactory(succeeded=True, jid="ended-0001")
+    assert client.ask(signal("ended-0001", args=[])) == b"-ERR a job that is succeeded cannot take a signal"
+
+
+def test_pushb_stores_jobs_beside_signals_and_names_the_signals_that_are_refused(connect):
+    jobs = [{"jid": f"job-{name}", "jobtype": "t", "args": [1]} for name in ("one-1", "two-2")]
+    jobs[1]["custom"] = {"signals": "nothing-01"}
+    assert json.loads(connect().ask("PUSHB " + json.dumps(jobs))) == {"job-two-2": "Job not found nothing-01"}
+    assert [job.jid for job in Job.objects.all()] == ["job-one-1"]

@@ -24,7 +24,7 @@ from django.utils.translation import gettext_lazy as _
 from ... import conf
 from ...core.json.fields import parse_instant
 from ...core.json.jsontext import decode, items, last_members
-from ...core.lifecycle import WORKER_LOST, State
+from ...core.lifecycle import ENDED, WORKER_LOST, State
 from ...core.payloads import LOGGED
 from ...core.queries import split_about
 from ...errors import FaktoryError
@@ -138,6 +138,7 @@ def build_context(
         "timeline": add_operator_actions(timeline, job),
         "job_actions": get_allowed_actions(job, request.user),
         "may_edit": job.state in EDITABLE and may(request.user, "job.change"),
+        "may_signal": job.state not in ENDED and may(request.user, "job.signal"),
         "kind": error_groups.read_kind(job) if job.state == State.DEAD else None,
         "may_test": job.state == State.DEAD and JOB_ACTIONS[Verb.RETRY].is_allowed(request.user),
     }
@@ -244,7 +245,8 @@ def build_timeline(job: Job, history: StoredText) -> list[TimelineEntry]:
         number += run.has_failed
         if run.is_interruption:
             took = _format_span(started_at, failed_at)
-            entries.append(TimelineEntry(run.message.capitalize(), failed_at, took=took, worker=run.wid))
+            title = run.message[:1].upper() + run.message[1:]
+            entries.append(TimelineEntry(title, failed_at, took=took, worker=run.wid, log=log, log_count=log_count))
             continue
         entries.append(
             TimelineEntry(
@@ -326,6 +328,9 @@ def _build_current_entry(job: Job) -> TimelineEntry:
     state = State(job.state)
     if state in _WAITS:
         title, column = _WAITS[state]
+        if job.awaited:
+            text = gettext("Waits for signal %(signal)s") % {"signal": job.awaited}
+            return TimelineEntry(text, job.due_at)
         return TimelineEntry(str(title), getattr(job, column))
     if state is State.WORKING:
         text = gettext("Attempt %(number)s running since") % {"number": job.attempts}
@@ -420,7 +425,7 @@ def _link_limit(job: Job, using: str) -> Any:
 def _build_times(job: Job) -> list[tuple[str, datetime | None]]:
     return [
         (gettext("Created"), job.created_at),
-        (gettext("Due"), job.run_at),
+        (gettext("Due"), job.due_at),
         (gettext("Enqueued"), job.enqueued_at),
         (gettext("Started"), job.started_at),
         (

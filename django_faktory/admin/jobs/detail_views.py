@@ -17,7 +17,7 @@ from ...core.json.jsontext import compact, decode, encode
 from ...errors import FaktoryError, InvalidPayload
 from ...models import Job
 from ...models.permissions import may_see
-from ...operations import bulk, edit
+from ...operations import bulk, edit, signals
 from ...operations.job_actions import CLEAR, JOB_ACTIONS
 from ...operations.signatures import bind, find_task
 from ...store import texts
@@ -48,10 +48,12 @@ class JobViews(ReadOnlyAdmin):
         "failure": LongText(),
     }
     has_edit_permission = requires_permission("job.change")
+    has_signal_permission = requires_permission("job.signal")
 
     views: ClassVar = {
         "<int:pk>/act/<str:verb>/": ("_execute_one", "job_act"),
         "<int:pk>/edit/": ("_edit", "job_edit"),
+        "<int:pk>/signal/": ("_signal", "job_signal"),
         "<int:pk>/part/": ("_part", "job_part"),
     }
 
@@ -142,6 +144,34 @@ class JobViews(ReadOnlyAdmin):
             request, "edit_job", title=title, job=job, args=args, kwargs=kwargs,
             problem=problem, form=form, seen=seen, back_url=row_link("job", pk),
         )  # fmt: skip
+
+    def _signal(self, request: HttpRequest, pk: int) -> HttpResponse:
+        """Show a form for a signal to the job; POST sends it."""
+        if not self.has_signal_permission(request) or not may_see(request.user, "job"):
+            raise PermissionDenied
+        job = Job.objects.filter(pk=pk).first()
+        if job is None:
+            return self.answer_missing(request)
+        name, payload, problem = request.POST.get("name", job.awaited), request.POST.get("payload", ""), ""
+        if request.method == "POST":
+            try:
+                signals.send(job, name, decode(payload or "null"))
+            except FaktoryError as error:
+                problem = error_text(error)
+            else:
+                log_action(request, [job], f"Sent signal {name}")
+                self.message_user(request, gettext("Signal sent."), messages.SUCCESS)
+                return HttpResponseRedirect(row_link("job", pk))
+        title = gettext("Send a signal to %(task)s") % {"task": job.jobtype}
+        return self.page(
+            request,
+            "signal_job",
+            title=title,
+            signal=name,
+            payload=payload,
+            problem=problem,
+            back_url=row_link("job", pk),
+        )
 
     def _finish_edit(self, request: HttpRequest, job: Job, before: str, changes: edit.Changes) -> HttpResponse:
         after = format_call(encode(changes.args), encode(changes.kwargs))

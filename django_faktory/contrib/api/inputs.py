@@ -107,6 +107,13 @@ class JobChangesSerializer(ReasonSerializer):
         return attrs
 
 
+class SignalSerializer(ReasonSerializer):
+    """A signal to a job."""
+
+    name = _TextField(required=True, help_text="Its name, as in `wait_for`.")
+    payload = serializers.JSONField(default=None, help_text="What the wait returns, in JSON's types.")
+
+
 class BulkSerializer(ReasonSerializer):
     """An action on the jobs of a query, one bounded part at a time."""
 

@@ -15,7 +15,7 @@ from ...core.lifecycle import FAILED
 from ...core.queries import Query
 from ...models import Job
 from ...models.permissions import forbidden_query_fields
-from ...operations import bulk, error_groups, task_names
+from ...operations import bulk, error_groups, signals, task_names
 from ...operations.bulk import Run
 from ...operations.edit import Changes, check_call, edit
 from ...operations.job_actions import JOB_ACTIONS, Verb
@@ -129,6 +129,19 @@ class Jobs(Resource):
         changes = Changes(run_at=validated.pop("run_after", None), **validated)
         job = edit(self.get_object().jid, changes, using=get_alias())
         self.record(job, f"Edited {changed}")
+        return self.respond(lambda: whole_job_of(job))
+
+    @describe_action(answers.JobDetail, request=inputs.SignalSerializer, shows_row=True)
+    def signal(self, request: Request, **_: Any) -> Response:  # noqa: ARG002
+        """Send a signal to a job
+
+        It ends the wait of the job for this name, now or later. The job must not have ended.
+        """
+        validated = self.read_input(inputs.SignalSerializer)
+        job = self.get_object()
+        signals.send(job, validated["name"], validated["payload"])
+        self.record(job, f"Sent signal {validated['name']}")
+        job.refresh_from_db()
         return self.respond(lambda: whole_job_of(job))
 
     def _execute(self, verb: Verb) -> Response:

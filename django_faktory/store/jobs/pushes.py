@@ -13,14 +13,15 @@ from operator import attrgetter
 from django.db.backends.base.base import BaseDatabaseWrapper
 
 from ...core.job_options import JobOptions
+from ...core.json import jsontext
 from ...core.payloads import JobPayload
-from ...errors import FaktoryError, NotUnique
+from ...errors import FaktoryError, InvalidPayload, InvalidTransition, JobNotFound, NotUnique
 from ..dialects.base import Dialect, OrderedJobs, insertion_order, unique_key_of
 from ..dialects.values import ALL_STORED, PushResult
 from ..locks import locks
 from ..store import Store
 from ..transactions import run, run_each
-from . import keyed_push
+from . import keyed_push, waits
 
 _has_new_jid = attrgetter("has_new_jid")
 
@@ -84,10 +85,22 @@ def _push_set(store: Store, jobs: Sequence[JobPayload], *, chunk_size: int) -> S
 
 
 def _push_with_lookups(store: Store, jobs: Sequence[JobPayload], *, chunk_size: int) -> Sequence[FaktoryError | None]:
-    ordered = order_jobs(jobs)
-    push_ordered = partial(keyed_push.push, jobs=ordered, now=store.clock(), chunk_size=chunk_size)
-    refusals = run(store.alias, push_ordered, atomic=False, writes=True)
+    refusals: dict[str, FaktoryError] = {}
+    if ordered := order_jobs([job for job in jobs if not (job.options and job.options.signals)]):
+        push_ordered = partial(keyed_push.push, jobs=ordered, now=store.clock(), chunk_size=chunk_size)
+        refusals = run(store.alias, push_ordered, atomic=False, writes=True)
+    for job in jobs:
+        if job.options and job.options.signals:
+            try:
+                waits.signal(store, job.options.signals, job.jobtype, _first_argument(job.text))
+            except (InvalidPayload, InvalidTransition, JobNotFound) as error:
+                refusals[job.jid] = error
     return [refusals.get(job.jid) for job in jobs]
+
+
+def _first_argument(text: str) -> str:
+    """Return the JSON of the first argument of a job, the payload of a signal."""
+    return next(iter(jsontext.items(jsontext.members(text)["args"])), "null")
 
 
 def _any_needs_lookup(jobs: Sequence[JobPayload], dialect: Dialect) -> bool:
@@ -97,7 +110,7 @@ def _any_needs_lookup(jobs: Sequence[JobPayload], dialect: Dialect) -> bool:
 
 def _needs_lookup(options: JobOptions, dialect: Dialect) -> bool:
     has_key = options.unique_key is not None or options.lock_key is not None
-    return options.bid is not None or (has_key and not dialect.stores_keyed)
+    return (options.bid or options.signals) is not None or (has_key and not dialect.stores_keyed)
 
 
 def may_wait(jobs: Sequence[JobPayload], dialect: Dialect) -> bool:

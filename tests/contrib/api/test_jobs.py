@@ -8,7 +8,8 @@ from urllib.parse import urlencode
 import pytest
 from django.contrib.admin.models import LogEntry
 
-from django_faktory.models import Job, JobQuerySet
+from django_faktory.core.steps import FOREVER
+from django_faktory.models import Job, JobQuerySet, JobSignal
 from django_faktory.operations.job_actions import Verb
 from tests.factories import T0, JobFactory
 from tests.project.tasks import add, once_a_group, send_invoice
@@ -267,6 +268,21 @@ def test_an_action_changes_a_job_or_conflicts_depending_on_its_state(as_root, ro
     entry = LogEntry.objects.get()
     assert (entry.user, entry.object_id, entry.object_repr) == (root, str(job.pk), f"noop {job.jid}")
     assert entry.change_message.endswith(", through the API: on call")
+
+
+def test_a_signal_ends_the_wait_of_a_job_and_its_reason_is_recorded(as_root):
+    job = JobFactory(state="scheduled", run_at=FOREVER, enqueued_at=None, waits_for="approved")
+    shown = as_root("GET", f"jobs/{job.jid}/").data
+    assert (shown["waits_for"], shown["run_at"], shown["waiting_reason"]["kind"]) == ("approved", None, "signal")
+    body = {"name": "approved", "payload": {"by": "ann"}, "reason": "asked me"}
+    answer = as_root("POST", f"jobs/{job.jid}/signal/", body)
+    assert (answer.status, answer.data["jid"]) == (200, job.jid)
+    assert JobSignal.objects.get().payload == '{"by":"ann"}'
+    assert LogEntry.objects.get().change_message.endswith("Sent signal approved, through the API: asked me")
+    assert as_root("POST", f"jobs/{job.jid}/signal/", {"name": ""}).status == 400
+    ended = job_in("succeeded")
+    answer = as_root("POST", f"jobs/{ended.jid}/signal/", {"name": "approved"})
+    assert (answer.status, "cannot take a signal" in answer.data["detail"]) == (409, True)
 
 
 def test_a_bulk_action_processes_matching_jobs_in_bounded_portions(as_root):

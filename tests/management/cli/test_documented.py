@@ -77,6 +77,7 @@ EXAMPLES = {
     "retry": ("retry", "dead"),
     "requeue": ("requeue", "dead"),
     "restart": ("restart", "dead", "--yes"),
+    "signal": ("signal", "jid-of-one", "approved", '{"by": "ann"}'),
     "cancel": ("cancel", "enqueued", "--yes"),
     "kill": ("kill", "dead", "--yes"),
     "discard": ("discard", "dead", "--yes"),

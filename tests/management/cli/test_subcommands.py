@@ -11,9 +11,10 @@ from django.urls import reverse
 from django.utils import timezone
 
 from django_faktory.core.payloads import NewBatch
+from django_faktory.core.steps import FOREVER
 from django_faktory.management.cli.screen import Screen
 from django_faktory.management.commands.faktory import Command
-from django_faktory.models import Job, Limit, Queue, WorkerProcess
+from django_faktory.models import Job, JobSignal, Limit, Queue, WorkerProcess
 from django_faktory.operations.job_actions import Verb
 from django_faktory.store.batches import batches
 from django_faktory.store.jobs import pushes
@@ -284,6 +285,29 @@ def test_an_invalid_push_is_rejected_with_a_one_line_message(faktory, words):
     answer = faktory(*words)
     assert (answer.code, answer.out, len(answer.err.splitlines())) == (1, "", 1)
     assert not Job.objects.exists()
+
+
+# --- signals
+
+
+def test_a_signal_is_sent_with_json_text_or_nothing(asked, faktory):
+    job = JobFactory()
+    for words in [("approved", '{"by": "ann"}'), ("approved", "yes"), ("approved",)]:
+        assert asked("signal", job.jid, *words) == {"jid": job.jid, "signal": "approved"}
+    assert [signal.payload for signal in JobSignal.objects.order_by("pk")] == ['{"by":"ann"}', '"yes"', "null"]
+    assert faktory("signal", "no such job", "approved").code == 2
+
+
+def test_a_signal_to_an_ended_job_is_one_line_of_error(faktory):
+    answer = faktory("signal", JobFactory(succeeded=True).jid, "approved")
+    assert (answer.code, answer.out, len(answer.err.splitlines())) == (1, "", 1)
+    assert "a job that is succeeded cannot take a signal" in answer.err
+
+
+def test_a_job_says_for_which_signal_it_waits(faktory):
+    job = JobFactory(state="scheduled", run_at=FOREVER, enqueued_at=None, waits_for="approved")
+    assert faktory("job", job.jid).out.startswith("Waits for signal approved\n")
+    assert faktory("jobs", "scheduled").code == 0
 
 
 # --- changing jobs

@@ -30,6 +30,11 @@ def waits(folder):
     (Path(folder) / "pipe").read_text()
 
 
+@task(takes_context=True)
+def awaits_approval(context):
+    return context.wait_for("approved")
+
+
 @task
 async def waits_async(folder):
     write_pid(folder)

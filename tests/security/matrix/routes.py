@@ -81,6 +81,7 @@ _ACTIONS = {
     "jobs discard": ("discard_job", {}),
     "jobs prune": ("prune_job", {}),
     "jobs cancel": ("cancel_job", {}),
+    "jobs signal": ("signal_job", {"name": "approved"}),
     "jobs bulk_retry": ("retry_job", {"query": "dead"}),
     "jobs bulk_requeue": ("requeue_job", {"query": "scheduled"}),
     "jobs bulk_restart": ("restart_job", {"query": "scheduled"}),
@@ -325,7 +326,7 @@ def _of_page(model, site, name):
         yield from _buttons(model, site)
     else:
         yield from {"try": _try, "edit": _edit, "run": _run, "part": _part, "all": _all, "all_step": _step,
-            "task_pause": _task_pause}[page]()  # fmt: skip
+            "task_pause": _task_pause, "signal": _signal}[page]()  # fmt: skip
 
 
 def _part():
@@ -384,6 +385,12 @@ def _try():
     path = _at("job", "try", ROW)
     yield Request("job try GET", "GET", path, frozenset())
     yield Request("job try", "POST", path, frozenset({"view_job", "retry_job"}), _form({}), is_act=True)
+
+
+def _signal():
+    path, needs = _at("job", "signal", ROW), frozenset({"view_job", "signal_job"})
+    yield Request("job signal form", "GET", path, needs)
+    yield Request("job signal", "POST", path, needs, _form({"name": "approved"}), is_act=True)
 
 
 def _edit():

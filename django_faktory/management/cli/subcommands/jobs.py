@@ -1,4 +1,4 @@
-"""`jobs`, `job` and `push`: find jobs, show one, enqueue one."""
+"""`jobs`, `job`, `push` and `signal`: find jobs, show one, enqueue one, send it a signal."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from ....core.payloads import DEFAULT_QUEUE, queue_name, rfc3339
 from ....core.queries import parse_seconds
 from ....errors import InvalidPayload, UnknownJobType
 from ....models import Job
-from ....operations import job_summaries, searches, task_names
+from ....operations import job_summaries, searches, signals, task_names
 from ....operations.rows import SHORT, JobSummary
 from ....operations.searches import Coverage
 from ....operations.serializers import Verbatim, whole_job_of
@@ -212,6 +212,26 @@ def _push(call: Invocation) -> int:
         except (TypeError, ValueError) as error:  # the task does not take them, or JSON cannot represent them
             raise InvalidPayload(str(error)) from error
     call.screen.result({"jid": jid}, jid)
+    return OK
+
+
+@subcommand(
+    "signal",
+    "Send a signal to a job, which ends its wait for this name, now or later.",
+    Argument("jid", help="The job's id."),
+    Argument("name", help="Name of the signal."),
+    Argument(
+        "payload", nargs="?", default="null", metavar="PAYLOAD", help="What the wait returns: JSON, or else text."
+    ),
+)
+def _signal(call: Invocation) -> int:
+    using, jid = call.require_alias(), call.options["jid"]
+    job = Job.objects.using(using).latest_of(jid) if jid.isprintable() else None
+    if job is None:
+        call.screen.note(f"no job has the ID {jid}")
+        return NOTHING
+    signals.send(job, call.options["name"], parse_value(call.options["payload"]))
+    call.screen.result({"jid": jid, "signal": call.options["name"]}, f"signal sent to {jid}")
     return OK
 
 
