@@ -28,7 +28,7 @@ from django_faktory.core.payloads import (
     failure,
     rfc3339,
 )
-from django_faktory.core.steps import StepRecord
+from django_faktory.core.steps import Parking, StepRecord
 from django_faktory.errors import BatchClosed, FaktoryError, ReservationLost
 from django_faktory.models import Batch, Job, JobLock, JobStep, Limiter, WorkerProcess
 from django_faktory.store import queues, workers
@@ -244,6 +244,17 @@ class StoreComparedWithModel(RuleBasedStateMachine):
         ]
         assert failures.interrupt(self.store, interruptions) == [True] * len(held)
         self.model.interrupt(held)
+
+    @rule(wid=st.sampled_from(WIDS))
+    def tasks_end_until_later(self, wid):
+        held = self.model.held_by(wid)
+        jobs = [self.model.jobs[jid] for jid in held]
+        parked = [
+            Parking(jid=jid, wid=wid, attempt=job.attempt, queue=job.spec.queue, message="", in_s=plain.RETRY_S)
+            for jid, job in zip(held, jobs, strict=True)
+        ]
+        assert failures.interrupt(self.store, parked) == [True] * len(held)
+        self.model.park(held)
 
     @rule(wid=st.sampled_from(WIDS))
     def hello(self, wid):

@@ -296,6 +296,12 @@ class Plain:
             self._count_anew(self.jobs[jid])
             self.jobs[jid].expires_at = None  # it started before it expired
 
+    def park(self, jids):
+        for jid in jids:
+            job = self._release(jid)
+            self._count_anew(job)
+            job.state, job.due_at, job.expires_at = "scheduled", self.now + RETRY_S, None
+
     def held_by(self, wid):
         return [jid for jid, job in self.jobs.items() if job.state == "working" and job.wid == wid]
 
