@@ -51,7 +51,7 @@ from .options import OPTIONS, classes_of, options_at_run, suggest_method, sugges
 from .redaction import describe_value
 from .rows import Rows
 from .steps import Step, Steps
-from .waits import Pause
+from .waits import JobPause
 
 if TYPE_CHECKING:
     from django.db.models import Model
@@ -201,11 +201,11 @@ class JobContext(GenericContext[..., Any]):  # type: ignore[misc]  # frozen in D
         A later run of the job passes it once the time is over. `name` and `key` tell several sleeps of a task apart.
         The run ends by an exception that `except Exception` does not catch. Raises InvalidStep.
         """
-        Pause(self._steps, "sleep", name, key, timedelta(**duration)).sleep()
+        JobPause(self._steps, "sleep", name, key, timedelta(**duration)).sleep()
 
     async def asleep(self, *, name: str = "sleep", key: object = None, **duration: float) -> None:
         """Sleep in an async task; see `sleep`."""
-        await sync_to_async(Pause(self._steps, "sleep", name, key, timedelta(**duration)).sleep)()
+        await sync_to_async(JobPause(self._steps, "sleep", name, key, timedelta(**duration)).sleep)()
 
     def wait_for(self, name: str, *, timeout: timedelta | float | None = None, key: object = None) -> Any:
         """Return the payload of the signal with this name, the oldest one; without one end this run as `sleep` does.
@@ -213,11 +213,11 @@ class JobContext(GenericContext[..., Any]):  # type: ignore[misc]  # frozen in D
         `timeout`, in seconds or as a timedelta, counts from the first run that waits. Several waits for one name need a
         `key` each. Raises WaitTimedOut, InvalidStep.
         """
-        return Pause(self._steps, "wait", name, key, timeout).wait()
+        return JobPause(self._steps, "wait", name, key, timeout).wait()
 
     async def await_for(self, name: str, *, timeout: timedelta | float | None = None, key: object = None) -> Any:  # noqa: ASYNC109  (as in `wait_for`)
         """Wait for a signal in an async task; see `wait_for`."""
-        return await sync_to_async(Pause(self._steps, "wait", name, key, timeout).wait)()
+        return await sync_to_async(JobPause(self._steps, "wait", name, key, timeout).wait)()
 
     @property
     def _steps(self) -> Steps:

@@ -24,7 +24,7 @@ class Parked(Later):
         BaseException.__init__(self, f"waits{within} for signal {waits_for!r}" if waits_for else f"sleeps{within}")
 
 
-class Pause:
+class JobPause:
     """A sleep of a job, or a wait for a signal of this name."""
 
     kind = "pause"
