@@ -216,7 +216,7 @@ class Maintenance(Loop):
             PeriodicStep("dead rows", 10.0, self._vacuumer.start_if_due),
             PeriodicStep("purge", 60.0, lambda: due.purge(store) == due.CHUNK),
             PeriodicStep("steps", 600.0, lambda: self._continue("steps", steps.purge)),
-            PeriodicStep("signals", 10.0, self._sweep_signals),
+            PeriodicStep("signals", 30.0, self._sweep_signals),
             PeriodicStep("history", 60.0, self._retention.start),
             PeriodicStep("tracking", 60.0, lambda: tracking.purge_tracking(store) == tracking.CHUNK),
             PeriodicStep("batches", 60.0, self._maintain_batches),
