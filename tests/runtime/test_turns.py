@@ -197,7 +197,8 @@ def test_a_stopped_node_gives_its_turns_back(start_maintenance):
     assert is_watcher(second)
 
 
-def test_another_node_succeeds_a_watcher_that_died():
+def test_another_node_succeeds_a_watcher_that_died(monkeypatch):
+    monkeypatch.setattr(maintenance, "WATCHER_FIRST_S", 60.0)  # longer than a round on a busy machine
     dead, successor = Maintenance(USING), Maintenance(USING)
     for _ in range(2):
         dead._round()
