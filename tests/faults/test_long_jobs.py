@@ -26,12 +26,10 @@ from tests.waiting import wait_until
 
 ROWS = int(os.environ.get("FAKTORY_SOAK_ROWS", "3000"))
 BY = min(500, ROWS // 200)
-PAUSE_S = 0.002 if ROWS < 10_000 else 0.0
-"""Pause at each row of a short walk, which would end before it is disturbed."""
 KILLS = max(2, ROWS // 20_000)
 RESTARTS = max(1, ROWS // 100_000)
-LINE_BYTES = 40
-"""Maximum size of a line of tries."""
+LINE_BYTES = 19
+"""Size of a line of tries: the process in 7 places, and a number of 10 digits."""
 pytestmark = [pytest.mark.slow, pytest.mark.django_db(transaction=True), pytest.mark.timeout(600 + ROWS // 400)]
 
 
@@ -133,22 +131,28 @@ class Walk:
     """A job that walks over all marks, the pools with one worker each that may run it, and what disturbs them."""
 
     def __init__(self, arena, store, folder):
-        self.tries, self._store = folder / "tries", store
+        self.tries, self._allowed, self._store = folder / "tries", folder / "allowed", store
         self.arena = arena(store)
         self._pools = [self.arena.start_workers(concurrency=1) for _ in range(3)]
         self.stopped = []
         self._disturbed_at = 0
-        self.result = tasks.walks.enqueue(str(folder), BY, PAUSE_S)
+        self.result = tasks.walks.enqueue(str(folder), BY)
         connection.close()  # it would not survive a restart
 
-    def disturb(self, fault, number):
-        """Cause a fault after so many tries, and after the current run has committed a chunk."""
+    def allow(self, number):
+        """Let the walk make so many tries: it must not end before it is disturbed."""
+        new = self._allowed.with_suffix(".new")
+        new.write_text(str(number * LINE_BYTES))
+        new.replace(self._allowed)
+
+    def disturb(self, fault, number, then):
+        """Cause a fault after so many tries, and after the current run has committed a chunk; then allow more."""
 
         def find():
             size = self.tries.stat().st_size if self.tries.exists() else 0
-            lines = latest_lines(self.tries, min(size - self._disturbed_at, LINE_BYTES * (BY + 1)))[-BY - 1 :]
+            lines = latest_lines(self.tries, min(size - self._disturbed_at, LINE_BYTES * (BY + 2)))[-BY - 1 :]
             pids = {int(line.split()[0]) for line in lines}
-            if len(lines) <= BY or len(pids) > 1 or size < number * (len(lines[-1]) + 1):
+            if len(lines) <= BY or len(pids) > 1 or size < number * LINE_BYTES:
                 return None
             pid = pids.pop()
             pools = [pool for pool in self._pools if f"pid={pid}\n" in f"{pool.text}\n"]
@@ -157,8 +161,9 @@ class Walk:
         pid, pool = wait_until(find, SOON_S + ROWS / 500, every_s=0.005, what=f"{number} tries")
         # The supervisor of a worker that was killed would wait longer after each further kill.
         recovered = [one for one in self._pools if one is not pool and one.text.count("worker started") > 1]
-        fault(pid, pool)
         self._disturbed_at = self.tries.stat().st_size
+        self.allow(then)  # first: a worker that is told to stop ends its chunk
+        fault(pid, pool)
         for one in recovered:
             self._replace(one)
 
@@ -195,12 +200,15 @@ def test_a_walk_does_each_row_once_while_workers_and_the_database_are_stopped(ar
             [Mark(pk=first + number, text="a row") for number in range(begin, min(begin + 10_000, ROWS))],
             batch_size=500,
         )
+    (tmp_path / "allowed").write_text("0")
     walk = Walk(arena, store, tmp_path)
     faults = [walk.terminate] * KILLS + [walk.kill] * KILLS + [walk.restart] * (RESTARTS if KIND == "postgresql" else 0)
     random.shuffle(faults)
+    walk.allow(ROWS // (len(faults) + 1))
     begun = time.monotonic()
     for place, fault in enumerate(faults, 1):
-        walk.disturb(fault, ROWS * place // (len(faults) + 1))
+        at, then = (ROWS * number // (len(faults) + 1) for number in (place, place + 1))
+        walk.disturb(fault, at, then if place < len(faults) else 2 * ROWS)
     job = end_of(walk.result)
     seconds = time.monotonic() - begun
 
