@@ -111,10 +111,10 @@ class Bounds:
     def __init__(
         self,
         *,
-        period_s: float = 0.05,
+        period_s: float = 0.2,
         slack: timedelta = timedelta(seconds=0.05),
         full_look_s: tuple[float, float] = (1.0, 10.0),
-        max_marks: int = 32,
+        max_marks: int = 8,
         takes_turns: bool = True,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
