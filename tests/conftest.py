@@ -205,3 +205,12 @@ def start_maintenance(transactional_db):
         loop.stop()
         thread.join(60)
         assert not thread.is_alive()
+
+
+@pytest.fixture(autouse=True)
+def end_of_background_steps():
+    """Wait for the steps of maintenance that a test's rounds have started: they use its database."""
+    yield
+    for thread in threading.enumerate():
+        if thread.name in ("faktory-recount", "faktory-retention", "faktory-vacuum"):
+            thread.join(30)
