@@ -6,6 +6,7 @@ Pure: no Django, I/O or clock.
 from __future__ import annotations
 
 from datetime import UTC, datetime
+from typing import TypeGuard
 
 import msgspec
 
@@ -16,6 +17,11 @@ MAX_STEP_NAME, MAX_STEP_BYTES = 100, 1024 * 1024
 """Maximum characters of the name of a step or signal, and size of its result or payload as JSON."""
 FOREVER = datetime(9999, 1, 1, tzinfo=UTC)
 """`run_at` of a job that waits for a signal without a time-out."""
+
+
+def is_step_name(name: object) -> TypeGuard[str]:
+    """Return whether this may be the name of a step or signal."""
+    return isinstance(name, str) and 0 < len(name) <= MAX_STEP_NAME and name.isprintable()
 
 
 class StepRecord(msgspec.Struct, frozen=True, kw_only=True, gc=False):

@@ -24,8 +24,6 @@ class Migration(migrations.Migration):
                 ('kind', django_faktory.models.fields.ExactCharField(help_text='State of the jobs, or a total of each day.', max_length=20)),
                 ('name', django_faktory.models.fields.ExactCharField(help_text='Queue of live jobs, day of ended ones.', max_length=255)),
                 ('amount', models.BigIntegerField()),
-                ('from_kind', django_faktory.models.fields.ExactCharField(help_text='With `from_name`: number that loses the amount.', max_length=20, null=True)),
-                ('from_name', django_faktory.models.fields.ExactCharField(max_length=255, null=True)),
             ],
             options={
                 'default_permissions': (),

@@ -20,8 +20,6 @@ class Delta(JobsModel):
     kind = ExactCharField(max_length=20, help_text="State of the jobs, or a total of each day.")
     name = ExactCharField(max_length=255, help_text="Queue of live jobs, day of ended ones.")
     amount = models.BigIntegerField()
-    from_kind = ExactCharField(max_length=20, null=True, help_text="With `from_name`: number that loses the amount.")
-    from_name = ExactCharField(max_length=255, null=True)
 
     class Meta:
         default_permissions = ()

@@ -26,7 +26,7 @@ from ..core.json.fields import rfc3339
 from ..core.lifecycle import count_claims
 from ..core.logs import get_logger
 from ..core.payloads import Reservation
-from ..core.steps import MAX_STEP_BYTES, MAX_STEP_NAME, StepRecord
+from ..core.steps import MAX_STEP_BYTES, MAX_STEP_NAME, StepRecord, is_step_name
 from ..errors import (
     BrokerUnavailable,
     CannotBegin,
@@ -226,7 +226,7 @@ def _refuse_outer(transaction: Transaction, block: Block) -> None:
 
 def check_name(kind: str, name: object) -> str:
     """Return the name of a step or walk. Raises InvalidStep."""
-    if not isinstance(name, str) or not 0 < len(name) <= MAX_STEP_NAME or not name.isprintable():
+    if not is_step_name(name):
         raise InvalidStep(f"{kind}: expected a name of 1 to {MAX_STEP_NAME} printable characters, got {name!r:.80}")
     return name
 

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from datetime import datetime
+from typing import Any
 
 from django.db.backends.base.base import BaseDatabaseWrapper
 
@@ -48,10 +49,7 @@ def read_steps(store: Store, job: Reservation) -> dict[tuple[str, str], StepReco
     Raise ReservationLost if another attempt holds the job, or none.
     """
     columns = "s.name, s.step_key, s.reached, s.done, s.total, s.is_finished, s.until"
-    sql = f"SELECT s.pushed_at <> j.created_at, j.id, {columns}{_OF_HELD_JOB}"
-    rows = select(sql, [job.jid, job.wid, job.attempt], using=store.alias)
-    if not rows:
-        raise ReservationLost("the job was no longer this worker's when a step began")
+    rows = _select_of_held(store, job, f"s.pushed_at <> j.created_at, j.id, {columns}")
     # On SQLite and MariaDB, a jid that is pushed again takes the row of the earlier job, with its id.
     if any(is_of_earlier_job for is_of_earlier_job, *_ in rows):
         run(store.alias, lambda _: forget_steps([rows[0][1]], using=store.alias))
@@ -77,11 +75,18 @@ def read_steps(store: Store, job: Reservation) -> dict[tuple[str, str], StepReco
 
 def read_step_result(store: Store, job: Reservation, name: str, key: str) -> str | None:
     """Return the result of a committed step. Raise ReservationLost as `read_steps` does."""
-    sql = f"SELECT s.result{_OF_HELD_JOB} AND s.name = %s AND s.step_key = %s"
-    rows = select(sql, [job.jid, job.wid, job.attempt, name, key], using=store.alias)
+    [(result,)] = _select_of_held(store, job, "s.result", " AND s.name = %s AND s.step_key = %s", name, key)
+    return None if result is None else str(result)
+
+
+def _select_of_held(
+    store: Store, job: Reservation, columns: str, more: str = "", *values: str
+) -> list[tuple[Any, ...]]:
+    sql = f"SELECT {columns}{_OF_HELD_JOB}{more}"
+    rows = select(sql, [job.jid, job.wid, job.attempt, *values], using=store.alias)
     if not rows:
         raise ReservationLost("the job was no longer this worker's when a step began")
-    return None if rows[0][0] is None else str(rows[0][0])
+    return rows
 
 
 def record_pause(job: Job, name: str, key: str, until: datetime, now: datetime) -> datetime:

@@ -13,7 +13,7 @@ from django.db.models import Exists, OuterRef
 
 from ...core.lifecycle import ENDED, State
 from ...core.payloads import Reservation
-from ...core.steps import MAX_STEP_BYTES, MAX_STEP_NAME
+from ...core.steps import MAX_STEP_BYTES, MAX_STEP_NAME, is_step_name
 from ...errors import InvalidPayload, InvalidTransition, JobNotFound
 from ...models import Job, JobSignal
 from ..maintenance.due import enqueue
@@ -30,7 +30,7 @@ def signal(store: Store, jid: str, name: str, payload: str) -> None:
     It is kept until the job takes it, which may wait for it already, later or never. Raises JobNotFound,
     InvalidTransition if the job has ended for good, InvalidPayload.
     """
-    if not (0 < len(name) <= MAX_STEP_NAME and name.isprintable()):
+    if not is_step_name(name):
         raise InvalidPayload(
             "signal: expected a name of 1 to %(most)s printable characters, got %(value)s",
             most=MAX_STEP_NAME,

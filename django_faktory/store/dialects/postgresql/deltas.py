@@ -27,7 +27,7 @@ TOTALS_KEPT_DAYS = 400
 
 # A fold of the future is that of another cluster, from which this database was copied by its rows: all rows are read.
 # CASE: no other row's name may be converted, whatever the plan is.
-_ROWS = f"""(
+CURRENT = f"""(
 WITH latest AS MATERIALIZED (
   SELECT ctid AS place, * FROM {DELTA}
   WHERE mark = (SELECT mark FROM {DELTA} WHERE mark >= '{_FIRST_FOLD}' ORDER BY mark DESC LIMIT 1)),
@@ -42,12 +42,7 @@ UNION ALL
 SELECT ctid, * FROM {DELTA} WHERE mark = ANY (ARRAY(
   SELECT CASE kind WHEN 'open' THEN name::xid8 END FROM latest WHERE EXISTS (SELECT FROM fold))))"""
 
-_NUMBERS = """CROSS JOIN LATERAL (
-  SELECT kind, name, amount UNION ALL SELECT from_kind, from_name, -amount WHERE from_kind IS NOT NULL)"""
-
-CURRENT = f"(SELECT number.* FROM {_ROWS} AS delta {_NUMBERS} AS number)"
-
-_IS_DUE = f"SELECT COUNT(*) FILTER (WHERE mark < '{_FIRST_FOLD}') * {FOLD_FROM} > COUNT(*) FROM {_ROWS} AS delta"
+_IS_DUE = f"SELECT COUNT(*) FILTER (WHERE mark < '{_FIRST_FOLD}') * {FOLD_FROM} > COUNT(*) FROM {CURRENT} AS delta"
 
 _LOCK = f"SELECT pg_try_advisory_xact_lock({_MUTEX})"
 
@@ -55,11 +50,11 @@ _LOCK = f"SELECT pg_try_advisory_xact_lock({_MUTEX})"
 # The fold's own transaction counts as open, because it may go on; not from the snapshot's end on, where rows are later.
 _FOLD = f"""
 WITH gone AS (
-  DELETE FROM {DELTA} WHERE ctid = ANY (ARRAY(SELECT place FROM {_ROWS} AS delta)) RETURNING *),
+  DELETE FROM {DELTA} WHERE ctid = ANY (ARRAY(SELECT place FROM {CURRENT} AS delta)) RETURNING kind, name, amount),
 named AS (
   SELECT kind, amount, CASE WHEN kind IN ({_TOTALS})
     AND name < to_char(now() - interval '{TOTALS_KEPT_DAYS} days', 'YYYY-MM-DD') THEN '' ELSE name END AS name
-  FROM (SELECT number.* FROM gone {_NUMBERS} AS number) AS numbers)
+  FROM gone)
 INSERT INTO {DELTA} (mark, kind, name, amount)
 SELECT ({_FIRST_FOLD} + pg_current_xact_id()::text::bigint)::text::xid8, kind, name, amount FROM (
   SELECT kind, name, SUM(amount) AS amount FROM named GROUP BY kind, name HAVING SUM(amount) <> 0

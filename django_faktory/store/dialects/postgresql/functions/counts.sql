@@ -1,32 +1,17 @@
 -- Count what a statement changed in the table of jobs by state and queue (ADR 0047). Of a trigger for each statement.
---
--- One job is one row, also with the number that it has left. More are grouped: of one, the aggregate took half of the time.
 CREATE OR REPLACE FUNCTION faktory_count_jobs_1 ()
 RETURNS trigger
 LANGUAGE plpgsql AS $$
 BEGIN
   IF TG_OP = 'INSERT' THEN
-    PERFORM FROM added OFFSET 1;
-  ELSE
-    PERFORM FROM removed OFFSET 1;
-  END IF;
-  IF TG_OP = 'INSERT' AND FOUND THEN
     INSERT INTO django_faktory_delta (kind, name, amount) SELECT state, queue, COUNT(*) FROM added GROUP BY state, queue;
-  ELSIF TG_OP = 'INSERT' THEN
-    INSERT INTO django_faktory_delta (kind, name, amount) SELECT state, queue, 1 FROM added;
-  ELSIF TG_OP = 'DELETE' AND FOUND THEN
-    INSERT INTO django_faktory_delta (kind, name, amount) SELECT state, queue, -COUNT(*) FROM removed GROUP BY state, queue;
   ELSIF TG_OP = 'DELETE' THEN
-    INSERT INTO django_faktory_delta (kind, name, amount) SELECT state, queue, -1 FROM removed;
-  ELSIF FOUND THEN
+    INSERT INTO django_faktory_delta (kind, name, amount) SELECT state, queue, -COUNT(*) FROM removed GROUP BY state, queue;
+  ELSE
     INSERT INTO django_faktory_delta (kind, name, amount)
     SELECT state, queue, SUM(amount) FROM (
       SELECT state, queue, 1 AS amount FROM added UNION ALL SELECT state, queue, -1 FROM removed) AS changed
     GROUP BY state, queue HAVING SUM(amount) <> 0;
-  ELSE
-    INSERT INTO django_faktory_delta (kind, name, amount, from_kind, from_name)
-    SELECT added.state, added.queue, 1, removed.state, removed.queue FROM removed, added
-    WHERE (removed.state, removed.queue) <> (added.state, added.queue);
   END IF;
   RETURN NULL;
 END $$;
@@ -36,13 +21,7 @@ CREATE OR REPLACE FUNCTION faktory_count_history_1 ()
 RETURNS trigger
 LANGUAGE plpgsql AS $$
 BEGIN
-  IF TG_OP = 'INSERT' THEN
-    PERFORM FROM added OFFSET 1;
-    IF NOT FOUND THEN
-      INSERT INTO django_faktory_delta (kind, name, amount) SELECT state, to_char(day, 'YYYY-MM-DD'), 1 FROM added;
-      RETURN NULL;
-    END IF;
-  ELSE
+  IF TG_OP <> 'INSERT' THEN
     INSERT INTO django_faktory_delta (kind, name, amount)
     SELECT state, to_char(day, 'YYYY-MM-DD'), -COUNT(*) FROM removed GROUP BY state, day;
   END IF;
